@@ -1,15 +1,18 @@
 """The commands of the benchmarks.
 
 python -m bench run --suite cavs --quick     times Cavs and its peers; writes results to bench/results/
-python -m bench report                       writes the tables, and the README's table
+python -m bench report                       writes the tables and figures, and the README's table
+python -m bench profile CASE                 prints the kernels of a training step on this GPU, in order
 python -m bench tune                         times layouts of the persistent kernels on this GPU for kernels/tuned/
 python -m bench memory --device gpu          measures suite memory: budgets, parts, Echo's models
 python -m bench peers                        lists the installed peers, and how to install the others
+python -m bench lines                        counts the lines of code of each model in each system
 """
 
 import argparse
 import fnmatch
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench import cases, memory, store, suites
+from bench import cases, lines, memory, store, suites
 from bench.remote import PRECISION
 from bench.report import BUSY_CORES, cannot_run
 from bench.runner import BUSY, Bench
@@ -30,7 +33,15 @@ AT_ONCE = 4  # cases compiled in parallel in a run on a GPU
 
 def main() -> None:
     args = _parser().parse_args()
-    chosen = {"run": _run, "report": _report, "tune": _tune, "peers": _peers, "memory": _memory}
+    chosen = {
+        "run": _run,
+        "report": _report,
+        "tune": _tune,
+        "profile": _profile,
+        "peers": _peers,
+        "lines": _lines,
+        "memory": _memory,
+    }
     chosen[args.command](args)
 
 
@@ -38,11 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Times Cavs and its peers. Each command has --help.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_run(commands.add_parser("run", help="time a suite"))
-    report = commands.add_parser("report", help="write tables from the results")
+    report = commands.add_parser("report", help="write tables and figures from the results")
     report.add_argument("--results", type=Path, default=store.RESULTS)
     tune = commands.add_parser("tune", help="time layouts of the persistent kernels on this GPU")
     tune.add_argument("--minutes", type=float, default=30.0)
     tune.add_argument("--precision", help="of products, as for jax.default_matmul_precision")
+    profile = commands.add_parser("profile", help="print the kernels of a training step of Cavs on this GPU, in order")
+    profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
+    profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
     suite = commands.add_parser("memory", help="measure suite memory: budgets, parts, and Echo's models with recompute")
     names = ", ".join(dict.fromkeys((*memory.PROGRAMS, *memory.CASES)))
     suite.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; all if none")
@@ -52,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument("--commit", help="the commit of this code, if this is not a git checkout")
     suite.add_argument("--results", type=Path, default=store.RESULTS)
     commands.add_parser("peers", help="list the peers and how to install them")
+    commands.add_parser("lines", help="count the lines of code of each model")
     return parser
 
 
@@ -59,6 +74,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--suite", choices=suites.SUITES, default="cavs")
     run.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     run.add_argument("--quick", action="store_true", help="few cases, short rounds: under 10 minutes")
+    run.add_argument("--file", help="SST-like trees to use instead of the generator, such as train.txt or train.txt.gz")
     run.add_argument("--only", default="*", help="the cases to run, such as 'tree_lstm/*/h256/*'")
     run.add_argument("--systems", help="the systems to run, comma-separated; default: those of the suite")
     run.add_argument("--threads", type=int, default=2)
@@ -69,6 +85,13 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--python", action="append", default=[], metavar="SYSTEM=PATH", help="run a system with this interpreter")
     run.add_argument("--commit", help="the commit of this code, if this is not a git checkout")
     run.add_argument("--results", type=Path, default=store.RESULTS)
+
+
+def _profile(args: argparse.Namespace) -> None:
+    from bench.device_time import profile
+
+    for text in profile(args.cases, args.precision):
+        print(text, flush=True)
 
 
 def _tune(args: argparse.Namespace) -> None:
@@ -94,16 +117,18 @@ def _run(args: argparse.Namespace) -> None:
     pythons = dict(p.split("=", 1) for p in args.python)
     args.results.mkdir(parents=True, exist_ok=True)
     log = args.results / "workers.log"
-    needed = tuple(n for n in names if _needed(args, n, wanted))
-    bench = Bench(needed, args.threads, args.device, pythons, log, args.precision)
-    for name, why in bench.missing.items():
-        console.print(f"{name} is not installed: {why}", style="yellow", markup=False, soft_wrap=True)
-    if not bench.remotes:
-        raise SystemExit(f"no system can run on {args.device} on this machine")
-    try:
-        _run_cases(args, console, bench, wanted, names, start + 60 * args.minutes)
-    finally:
-        bench.close()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = _packed(args.file, temporary)
+        needed = tuple(n for n in names if _needed(args, n, wanted))
+        bench = Bench(needed, args.threads, args.device, pythons, log, args.precision)
+        for name, why in bench.missing.items():
+            console.print(f"{name} is not installed: {why}", style="yellow", markup=False, soft_wrap=True)
+        if not bench.remotes:
+            raise SystemExit(f"no system can run on {args.device} on this machine")
+        try:
+            _run_cases(args, console, bench, wanted, names, path, start + 60 * args.minutes)
+        finally:
+            bench.close()
 
 
 def _needed(args: argparse.Namespace, name: str, wanted: list[cases.Case]) -> bool:
@@ -116,7 +141,27 @@ def _needed(args: argparse.Namespace, name: str, wanted: list[cases.Case]) -> bo
     )
 
 
-def _run_cases(args, console, bench, wanted, names, deadline) -> None:
+def _packed(file: str | None, folder: str) -> str | None:
+    """Converts the trees of a file to a form that every worker reads."""
+    if file is None:
+        return None
+    import numpy as np
+
+    import cavs
+
+    graphs, samples = cavs.read_trees(file), []
+    for i in range(len(graphs)):
+        g = graphs[i]
+        both = np.full((g.num_vertices, 2), -1)
+        both[np.diff(g.child_offsets) > 0] = g.children.reshape(-1, 2)
+        label = 0 if g.label is None else int(g.label[-1]) % cases.CLASSES
+        samples.append({"left": both[:, 0], "right": both[:, 1], "word": g.input_id, "label": label})
+    path = str(Path(folder) / "trees.npz")
+    cases.pack(samples, path)
+    return path
+
+
+def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
     names = tuple(n for n in names if args.device in SYSTEMS[n].devices)
     environment = store.environment(args.device, args.threads, bench.versions, args.commit, args.precision)
     device = store.device_name(args.device, args.threads, bench.versions)
@@ -141,6 +186,7 @@ def _run_cases(args, console, bench, wanted, names, deadline) -> None:
                 quick=args.quick,
                 rounds=rounds,
                 seconds=0.4 if args.quick else 1.0,
+                path=path,
                 left_out=lambda case, name: suites.left_out(args.suite, case, name, args.quick, args.device),
                 tell=lambda text: progress.update(bar, description=text),
             ):
@@ -168,13 +214,14 @@ def _line(record: dict) -> str:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from bench import memory_report, report
+    from bench import figures, memory_report, report
 
     path, readme = args.results / "TABLES.md", store.RESULTS.parent.parent / "README.md"
     path.write_text(report.tables(store.latest(args.results)))
     if args.results.resolve() == store.RESULTS:
         readme.write_text(report.with_main_table(readme.read_text(), store.latest()))
-    Console().print(", ".join(map(str, [path, *memory_report.write(args.results)])))
+    drawn = [*figures.draw(store.latest(args.results), args.results), *memory_report.write(args.results)]
+    Console().print(f"{path}, and {len(drawn)} other files: {', '.join(p.name for p in drawn)}")
 
 
 def _memory(args: argparse.Namespace) -> None:
@@ -192,6 +239,15 @@ def _peers(args: argparse.Namespace) -> None:
         missing = s.missing()
         here = f"[red]needs {', '.join(missing)}" if missing else "[green]yes"
         table.add_row(name, ", ".join(s.cells), ", ".join(s.devices), here, escape(s.install))
+    Console().print(table)
+
+
+def _lines(args: argparse.Namespace) -> None:
+    counted = lines.count()
+    names = list(dict.fromkeys(n for systems in counted.values() for n in systems))
+    table = Table("model", *names)
+    for model, systems in counted.items():
+        table.add_row(model, *(str(systems.get(n, "-")) for n in names))
     Console().print(table)
 
 

@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from bench import cells, graphs
+from bench import cells, graphs, sentences
 from bench.cells import CELLS
 from bench.graphs import CLASSES, VOCAB
 
@@ -19,10 +19,19 @@ SEED = 0
 SHAPES = {
     "sst": graphs.sst_like,
     "complete": graphs.complete,
+    "pyramid": graphs.pyramid,
     "chains": graphs.chains,
     "fixed": graphs.fixed,
     "dependency": graphs.dependency,
     "lattice": graphs.lattice,
+    "deep": graphs.deep,
+    "wide": graphs.wide,
+    "netlist": graphs.netlist,
+    "sentences": sentences.sentences,
+    "pairs": sentences.pairs,
+    "characters": sentences.characters,
+    "tagged": sentences.tagged,
+    "spelled": sentences.spelled,
 }
 # Steps of one quick round, each over a distinct batch, by batch size. They are the same for every system.
 QUICK_STEPS = {1: 64, 16: 16, 64: 6, 256: 3}
@@ -54,19 +63,20 @@ class Case:
         steps = max(2, round(of[near] * near / self.batch))
         return steps if quick else steps * STEPS_FACTOR
 
+    @property
+    def epoch(self) -> int:
+        """The number of samples of an epoch, for times per epoch: the number of training sentences of SST."""
+        return 8544
 
-def parse(name: str, known: bool = True) -> Case:
+
+def parse(name: str) -> Case:
     """Returns the case with this name.
-
-    Args:
-        name: The name of a case, `Case.name`.
-        known: Whether it must be a case that can be run; old results hold others.
 
     Raises:
         ValueError: If the name is invalid.
     """
     m = re.fullmatch(r"(\w+)/([\w-]+)/h(\d+)/b(\d+)(?:/e(\d+))?", name)
-    if not m or known and (m[1] not in CELLS or re.sub(r"-[\d-]+$", "", m[2]) not in SHAPES):
+    if not m or m[1] not in CELLS or re.sub(r"-[\d-]+$", "", m[2]) not in SHAPES:
         raise ValueError(
             f"case: got {name!r}; expected cell/shape/h<hidden>/b<batch>[/e<embed>], cells {CELLS}, shapes {tuple(SHAPES)}"
         )
@@ -83,12 +93,37 @@ def parameters(case: Case) -> dict:
     }
 
 
-def dataset(case: Case, steps: int) -> list:
-    """Returns `steps` batches of graphs."""
+def dataset(case: Case, steps: int, path: str | None = None) -> list:
+    """Returns `steps` batches of graphs. If `path` is given, graphs of shape `sst` come from that file (see `pack`)."""
     shape, *numbers = case.shape.split("-")
     rng = np.random.default_rng([SEED, sum(map(ord, case.shape))])
-    samples = SHAPES[shape](rng, steps * case.batch, *map(int, numbers))
+    count = steps * case.batch
+    if path and shape == "sst":
+        trees = unpack(path)
+        order = rng.permutation(len(trees))
+        samples = [trees[order[i % len(trees)]] for i in range(count)]
+    else:
+        samples = SHAPES[shape](rng, count, *map(int, numbers))
     return [samples[i * case.batch : (i + 1) * case.batch] for i in range(steps)]
+
+
+def pack(trees: list, path: str) -> None:
+    """Writes trees to an .npz file for the workers."""
+    left, right, word = (np.concatenate([g[k] for g in trees]) for k in ("left", "right", "word"))
+    counts, label = np.array([len(g["word"]) for g in trees]), np.array([g["label"] for g in trees])
+    np.savez(path, counts=counts, label=label, left=left, right=right, word=word)
+
+
+def unpack(path: str) -> list:
+    """Reads the trees of an .npz file by `pack`. Words are taken modulo the vocabulary size."""
+    with np.load(path) as f:
+        z = {k: f[k] for k in f.files}
+    ends = np.cumsum(z["counts"])
+    word = np.where(z["word"] < 0, -1, z["word"] % VOCAB)
+    return [
+        {"left": z["left"][e - n : e], "right": z["right"][e - n : e], "word": word[e - n : e], "label": int(c)}
+        for e, n, c in np.stack([ends, z["counts"], z["label"]], 1).tolist()
+    ]
 
 
 def gflop(case: Case, batches: list) -> float:

@@ -12,6 +12,8 @@ import jax
 from bench.echo_cases import CASES, identity
 from cavs.memory import recompute
 
+VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute hand", "recompute min")
+
 
 def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None, dict[str, Any]]:
     """Measures one variant of a case of `bench.echo_cases`. An allocator's peak cannot be reset, so use a new process for each.

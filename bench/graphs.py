@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 VOCAB, CLASSES = 10_000, 5
+GATES = 12  # kinds of gates in a netlist
 
 # SST's training trees (Socher et al., 2013): the number of leaves at these quantiles, and how a constituent of n leaves is
 # split. These are counts, except that large constituents have slightly more single leaves to make up for independent draws.
@@ -80,6 +81,20 @@ def complete(rng, count: int, leaves: int = 256) -> list:
     return [binary_tree(rng, leaves, lambda _, n: n // 2) for _ in range(count)]
 
 
+def pyramid(rng, count: int) -> list:
+    """Draws two-child DAGs over sentences. Row k combines neighbours of row k - 1 (TD-RNN and TD-LSTM of VPPS)."""
+    graphs = []
+    for n in np.rint(np.interp(rng.random(count), _QUANTILES, _LEAVES)).astype(int).tolist():
+        left, right, below = [-1] * n, [-1] * n, 0
+        for width in range(n - 1, 0, -1):
+            start = len(left)
+            left += range(below, below + width)
+            right += range(below + 1, below + width + 1)
+            below = start
+        graphs.append(_words(rng, np.array(left), np.array(right)))
+    return graphs
+
+
 def chains(rng, count: int, shortest: int = 5, longest: int = 60) -> list:
     """Draws sentences of a language model. Few labels replace the vocabulary, so that the softmax does not dominate."""
     lengths = rng.integers(shortest, longest + 1, count).tolist()
@@ -133,11 +148,47 @@ def lattice(rng, count: int) -> list:
     return graphs
 
 
-def _any_fan_in(rng, children: list) -> dict:
+def deep(rng, count: int, levels: int = 300) -> list:
+    """Draws deep, narrow DAGs: each vertex reads the previous one and one of the eight before it."""
+    return [
+        _any_fan_in(rng, [[]] + [sorted({v - 1, max(0, v - 2 - int(rng.integers(8)))}) for v in range(1, levels)])
+        for _ in range(count)
+    ]
+
+
+def wide(rng, count: int, width: int = 128) -> list:
+    """Draws wide, shallow DAGs: six layers, three children each in the layer below, and a root over all unread vertices."""
+    graphs = []
+    for _ in range(count):
+        children = [[] for _ in range(width)]
+        for layer in range(1, 6):
+            children += rng.integers((layer - 1) * width, layer * width, (width, 3)).tolist()
+        read = {k for kids in children for k in kids}
+        children.append([v for v in range(len(children)) if v not in read])
+        graphs.append(_any_fan_in(rng, children))
+    return graphs
+
+
+def netlist(rng, count: int, gates: int = 400) -> list:
+    """Draws circuits: inputs, gates of fan-in 1 to 9 (mostly 2) that read nearby ones, and a root over all unread vertices."""
+    graphs, inputs = [], gates // 8
+    for _ in range(count):
+        fan_in = rng.choice([1, 2, 3, 4, 5, 8, 9], size=gates, p=[0.2, 0.6, 0.08, 0.06, 0.03, 0.02, 0.01])
+        children = [[] for _ in range(inputs)]
+        for n in fan_in.tolist():
+            back = np.minimum(rng.geometric(0.02, n), len(children))
+            children.append(sorted({len(children) - int(b) for b in back}))
+        read = {k for kids in children for k in kids}
+        children.append([v for v in range(len(children)) if v not in read])
+        graphs.append(_any_fan_in(rng, children, GATES))
+    return graphs
+
+
+def _any_fan_in(rng, children: list, words: int = VOCAB) -> dict:
     counts = np.array([len(c) for c in children])
     return {
         "child_offsets": np.concatenate([[0], np.cumsum(counts)]),
         "children": np.array([k for c in children for k in c], dtype=np.int64),
-        "word": rng.integers(VOCAB, size=len(children)),
+        "word": rng.integers(words, size=len(children)),
         "label": int(rng.integers(CLASSES)),
     }

@@ -36,6 +36,13 @@ def _children(process: int) -> list[int]:
         return []
 
 
+def load() -> float:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return 0.0
+
+
 def rates(systems: dict[str, Any]) -> dict[str, float]:
     """Returns the best GFLOP/s of a large product in a record's `systems`, by library: how fast each is on this machine."""
     found: dict[str, float] = {}

@@ -23,6 +23,7 @@ PARTS = ("budgets", "quarter", "echo")
 PROGRAMS = ("tree_lstm", "child_sum", "tree_fc", "lstm", "gru")
 CASES = ("nmt", "deepspeech2", "transformer", "resnet")
 VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute hand", "recompute min")
+TORCH = ("torch", "torch checkpoint", "torch in a CUDA graph")  # of the translation model, on a GPU
 ENGINES = {"cpu": ("scan", "auto"), "gpu": ("persistent", "scan")}  # "auto": the one that `cavs.run` chooses
 
 
@@ -65,7 +66,7 @@ def tasks(device: str, size: Size, only: Sequence[str] = PARTS, names: Sequence[
         ("echo", {"case": c, "size": size.echo, "variant": v, "steps": size.steps})
         for c in CASES
         if c in programs
-        for v in VARIANTS
+        for v in (*VARIANTS, *(TORCH if c == "nmt" and device == "gpu" else ()))
     ]
     return [task for task in found if task[0] in only]
 
@@ -136,7 +137,12 @@ def _measure(part: str, arguments: dict[str, Any]) -> Iterator[str]:
     from bench import budgets, echo
 
     parts = {"budgets": budgets.budgets, "quarter": budgets.quarter, "echo": echo.echo}
-    measurement = parts[part](**arguments)
+    function = parts[part]
+    if arguments.get("variant") in TORCH:
+        from bench.peers import torch_nmt
+
+        function = torch_nmt.echo
+    measurement = function(**arguments)
     next(measurement)
     yield "ready"
     try:

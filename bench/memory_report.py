@@ -1,4 +1,4 @@
-"""The tables of suite `memory`, `MEMORY.md`."""
+"""The tables of suite `memory`, `MEMORY.md`. `bench.figures` draws its pictures."""
 
 import json
 from collections.abc import Sequence
@@ -26,13 +26,16 @@ Record = dict[str, Any]
 
 
 def write(results: Path) -> list[Path]:
-    """Writes the tables of all devices, and returns the file."""
+    """Writes the tables and pictures of all devices, and returns the files."""
+    from bench.figures import draw_memory
+
     found = {path.stem.removeprefix("memory-"): json.loads(path.read_text()) for path in sorted(results.glob("memory-*.json"))}
     if not found:
         return []
     tables = results / "MEMORY.md"
     tables.write_text("".join([HEAD, *(_of_device(name, data) for name, data in found.items())]))
-    return [tables]
+    pictures = [p for name, data in found.items() for p in draw_memory(data["records"], results / f"memory-{name}")]
+    return [tables, *pictures]
 
 
 def _of_device(name: str, data: dict[str, Any]) -> str:

@@ -77,12 +77,15 @@ class Cavs:
         if optimizations:
             state = F.state_tree.unflatten([(ready.hidden,)] * F.state_tree.num_leaves)
             F = cavs.VertexFunction(ready, state=state, arity=F.arity, optimizations=cavs.Optimizations(**optimizations))
-        self._policy, self._F, self._engine = policy, F, engine
-        dense = {k: jnp.array(v) for k, v in params.items() if k != "embed"}
+        self._everywhere, self._policy = cell == "lstm", policy
+        self._F, self._engine = F, engine
+        self._begin(params, {k: jnp.array(v) for k, v in params.items() if k != "embed"}, device)
+        self._step = cavs.data.step(make_step(_loss(F, self._everywhere, engine), _parts))
+
+    def _begin(self, params: dict[str, np.ndarray], dense: Any, device: str) -> None:
         self._state: Any = (dense, jnp.array(params["embed"]), jnp.float32(0))
         self._device, self._rate = device, 0.0
         self._asked: list[np.ndarray] | None = None
-        self._step = cavs.data.step(_step(_loss(F, cell == "lstm", engine)))
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (self._state[0] | {"embed": self._state[1]}).items()}
@@ -92,6 +95,10 @@ class Cavs:
         start, sizes = time.perf_counter(), [len(b) for b in batches]
         self._data: Any = graphs_of([g for b in batches for g in b])
         self.reading = (time.perf_counter() - start) / len(batches)
+        return self._chosen(sizes)
+
+    def _chosen(self, sizes: list[int]) -> list[np.ndarray]:
+        """Chooses the shapes for batches of consecutive graphs. Returns the indices of the graphs of each batch."""
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, ahead=0)
         # On a CPU as many training steps in one dispatch as a loader of its users has.
@@ -133,6 +140,8 @@ class Cavs:
 
     def engines(self, batches: list[np.ndarray]) -> list[str]:
         """Returns the names of the engines that run these batches."""
+        if self._F is None:
+            return []
         dense, embed, _ = self._state
         avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dense)
         plan = plan_of(self._F, avals, jax.ShapeDtypeStruct(embed.shape[1:], embed.dtype))
@@ -163,27 +172,42 @@ class Cavs:
         return self._step.compilations
 
 
-def _step(loss: Any) -> Any:
-    """Returns the training step of one batch: SGD of all parameters, and of the rows of the embedding that the batch reads."""
+def make_step(loss: Any, parts_of: Any) -> Any:
+    """Returns the training step of one batch: SGD of all parameters, and of the rows of the embedding that the batch reads.
 
-    def step(state: Any, sched: cavs.Schedule) -> Any:
+    Args:
+        loss: The loss, `loss(params, rows, parts)`.
+        parts_of: Splits a batch into parts. The second part is the words, an array or a tree of arrays; `rows` has the
+            same structure.
+    """
+
+    def step(state: Any, batch: Any) -> Any:
         params, embed, lr = state
-        words = jnp.where(sched.input_id < 0, NO_WORD, sched.input_id)
-        rows = embed.at[words].get(mode="clip")
-        value, (d_params, d_rows) = jax.value_and_grad(loss, (0, 1))(params, rows, sched)
+        parts = parts_of(batch)
+        words = parts[1]
+        rows = jax.tree.map(lambda w: embed.at[w].get(mode="clip"), words)
+        value, (d_params, d_rows) = jax.value_and_grad(loss, (0, 1))(params, rows, parts)
         params = jax.tree.map(lambda p, d: p - lr * d, params, d_params)
-        return (params, embed.at[words].add(-lr * d_rows, mode="drop"), lr), value
+        for w, d in zip(jax.tree.leaves(words), jax.tree.leaves(d_rows), strict=True):
+            embed = embed.at[w].add(-lr * d, mode="drop")
+        return (params, embed, lr), value
 
     return step
 
 
-def _loss(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
-    """Returns the mean loss over roots, or over all vertices, as a function for `_step`."""
+def _parts(sched: cavs.Schedule) -> tuple[Any, ...]:
+    """Returns a schedule and its words and labels."""
+    return sched, jnp.where(sched.input_id < 0, NO_WORD, sched.input_id), sched.label
 
-    def loss(params: Any, x: Any, sched: cavs.Schedule) -> Any:
+
+def _loss(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
+    """Returns the mean loss over roots, or over all vertices, as a function for `make_step`."""
+
+    def loss(params: Any, x: Any, parts: tuple[Any, ...]) -> Any:
+        sched, _, labels = parts
         h = cavs.run(F, params, sched, x, select=None if everywhere else sched.roots, engine=engine)
         log_p = jax.nn.log_softmax(h @ params["out_w"] + params["out_b"])
-        labels = sched.label if everywhere else sched.label[sched.roots]
+        labels = labels if everywhere else labels[sched.roots]
         of_label = jnp.take_along_axis(log_p, labels[:, None], 1, mode="clip")[:, 0]
         if not everywhere:
             return -of_label.mean()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from bench import suites
@@ -45,7 +45,7 @@ def tables(found: Records) -> str:
         out.append(f"\n## {device}\n\n{_environment(records)}\n### Where another system is faster\n\n{_against(records)}")
         for suite, precision in dict.fromkeys((r["suite"], r.get("precision", "")) for r in records):
             mine = [r for r in records if (r["suite"], r.get("precision", "")) == (suite, precision)]
-            mine.sort(key=lambda r: dataclasses.astuple(parse(r["case"], False)))
+            mine.sort(key=lambda r: dataclasses.astuple(parse(r["case"])))
             title = f"\n### Suite {suite}{', ' + precision if precision else ''}: "
             if suite == "scheduling":
                 out.append(f"{title}every setting of the other suites, Cavs alone\n\n{_schedules(mine)}")
@@ -56,7 +56,18 @@ def tables(found: Records) -> str:
             if suite != "ablation":
                 out.append(f"{title}graph construction and scheduling (Cavs 5.2)\n\n{_schedules(mine)}")
             if any(_on_device(s) for r in mine for s in r["systems"].values()):
-                out.append(f"{title}time on the device alone, by its profiler\n\n{_device_times(mine)}")
+                times = _by_system(mine, "{}: ms per step, of which products, moves (kernels)", _on_device)
+                out.append(f"{title}time on the device alone, by its profiler\n\n{times}")
+            if fresh := [r for r in mine if not _cached(r)]:
+                slow = [n for n in names_of(fresh) if any(r["systems"].get(n, {}).get("first", 0) > 0.5 for r in fresh)]
+                firsts = _by_system(fresh, "{}: first step, all batches once, compilations", _compilation, slow)
+                out.append(f"{title}compilation, once\n\n{firsts}")
+    if found:
+        newest = max((r for records in found.values() for r in records), key=lambda r: (r["date"], r["started"]))
+        counted = newest["environment"]["lines"]
+        names = list(dict.fromkeys(n for systems in counted.values() for n in systems))
+        rows = [(model, *(str(systems.get(n, "-")) for n in names)) for model, systems in counted.items()]
+        out.append("\n## Lines of code for a model (Cavs 5.3)\n\n" + table(("model", *names), rows))
     return "".join(out)
 
 
@@ -109,6 +120,8 @@ def _environment(records: list[Record]) -> str:
         lines.append(f"- INCOMPLETE: some cases of suite cavs lack {', '.join(sorted(lacking))}.")
     if busy := [r["other_cores"] for r in records if r.get("other_cores", 0.0) > BUSY_CORES]:
         lines.append(f"- NOISY: other programs used up to {max(busy):.1f} cores during {len(busy)} of {len(records)} cases.")
+    if cached := sum(map(_cached, records)):
+        lines.append(f"- JAX found compiled code in its cache in {cached} cases; the tables of compilation omit them.")
     streams = [s["stream"] for r in records for s in r["systems"].values() if "stream" in s]
     if streams and max(streams) > 256:  # on a GPU
         lines.append(f"- A sample is a stream of {min(streams)} to {max(streams)} steps and includes the start-up.")
@@ -124,7 +137,7 @@ def _environment(records: list[Record]) -> str:
 def _against(records: list[Record]) -> str:
     """Lists the cases in which another system is faster than Cavs, and those in which Cavs' scheduling takes too much."""
     faster, slow, compared, most = [], [], 0, 0.0
-    for r in sorted(records, key=lambda r: (r["suite"], dataclasses.astuple(parse(r["case"], False)))):
+    for r in sorted(records, key=lambda r: (r["suite"], dataclasses.astuple(parse(r["case"])))):
         named = ", ".join([r["suite"], r["case"], *([r["precision"]] if "precision" in r else [])])
         times = _times(r["systems"])
         mine = min((times[n] for n in OURS if n in times), default=None)
@@ -157,6 +170,10 @@ def _scheduling(system: Record) -> float:
 def _failed(record: Record, name: str) -> bool:
     system = record["systems"].get(name, {})
     return "absent" in system and not cannot_run(system)
+
+
+def _cached(record: Record) -> bool:
+    return record["environment"].get("compilation_cache", False)
 
 
 def _steps(records: list[Record]) -> str:
@@ -202,12 +219,11 @@ def _schedules(records: list[Record]) -> str:
     return table(("case", *(f"{n}, ms (share of its step)" for n in names), *added, "cavs reading files, ms per step"), rows)
 
 
-def _device_times(records: list[Record]) -> str:
-    """Returns a table with a column for each system whose time on the device is known."""
-    of = lambda r, n: _on_device(r["systems"].get(n, {}))  # noqa: E731
-    names = [n for n in names_of(records) if any(of(r, n) for r in records)]
-    head = ("case", *(f"{n}: ms per step, of which products, moves (kernels)" for n in names))
-    return table(head, [(r["case"], *(of(r, n) or "-" for n in names)) for r in records])
+def _by_system(records: list[Record], title: str, cell: Callable[[Record], str], names: list[str] | None = None) -> str:
+    """Returns a table with a column for each system that has a cell in any record."""
+    of = lambda r, n: cell(r["systems"].get(n, {}))  # noqa: E731
+    names = [n for n in names_of(records) if any(of(r, n) for r in records)] if names is None else names
+    return table(("case", *map(title.format, names)), [(r["case"], *(of(r, n) or "-" for n in names)) for r in records])
 
 
 def _on_device(system: Record) -> str:
@@ -216,6 +232,10 @@ def _on_device(system: Record) -> str:
         return ""
     seconds, products, moves = (milliseconds(d[k]) for k in ("seconds", "products", "moves"))
     return f"{seconds}, {products}, {moves} ({d['kernels']:.0f})"
+
+
+def _compilation(system: Record) -> str:
+    return "{first:.1f} s, {warm:.1f} s, {compilations}".format(**system) if "warm" in system else ""
 
 
 # --- the README's table
@@ -274,7 +294,7 @@ def main_table(found: Records) -> str:
 
 def _main_row(record: Record, device: str) -> tuple[str, ...] | None:
     """Returns a row, or None if Cavs or all other systems have no result."""
-    case, times = parse(record["case"], False), _times(record["systems"])
+    case, times = parse(record["case"]), _times(record["systems"])
     mine = min((n for n in OURS if n in times), key=lambda n: times[n], default=None)
     other = min((n for n in times if n not in OURS), key=lambda n: times[n], default=None)
     if mine is None or other is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import Case
-from bench.machine import cores, processor_seconds, rates, told_apart
+from bench.machine import cores, load, processor_seconds, rates, told_apart
 from bench.remote import PRECISION, Remote, WorkerDied
 from bench.systems import SYSTEMS
 
@@ -102,6 +102,7 @@ class Bench:
         quick: bool,
         rounds: int,
         seconds: float,
+        path: str | None = None,
         left_out: Callable[[Case, str], str | None] = lambda case, name: None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> Iterator[dict[str, Any]]:
@@ -116,7 +117,7 @@ class Bench:
             tell(f"{case.name}: {name} compiles")
             found: dict[str, Any] = {}
             for command, arguments in (
-                ("open", {"case": case.name, "steps": case.steps(quick, self.device)}),
+                ("open", {"case": case.name, "steps": case.steps(quick, self.device), "path": path}),
                 ("check", {}),
                 ("warm", {"limit": QUICK_WARM if quick and len(names) > 1 else None}),
             ):
@@ -125,7 +126,7 @@ class Bench:
                     break
             return found
 
-        before, started = os.getloadavg()[0], time.strftime("%Y-%m-%dT%H:%M:%S")
+        before, started = load(), time.strftime("%Y-%m-%dT%H:%M:%S")
         jobs = [(slot, case, name) for slot, case in enumerate(cases) for name in names]
         # Systems with long compilation come first; the others then fill the remaining cores.
         order = sorted(range(len(jobs)), key=lambda i: not SYSTEMS[jobs[i][2]].compiles_long)
@@ -136,6 +137,8 @@ class Bench:
                 "case": case.name,
                 "batch": case.batch,
                 "steps": case.steps(quick, self.device),
+                "epoch": case.epoch,
+                "data": "file" if path and case.shape == "sst" else "generated",
                 "load_before": before,
                 "started": started,
                 "systems": {},
@@ -198,7 +201,7 @@ class Bench:
             self._warned = True
             print(f"{case}: {warning}", file=sys.stderr)
         _check(systems, TOLERANCE[self._precision])
-        record["load_after"] = os.getloadavg()[0]
+        record["load_after"] = load()
 
     def _passes(self, name: str, slot: int, steps: int) -> int:
         """Returns the passes over the batches in one sample on a GPU. Short streams are mostly start-up: measure again."""

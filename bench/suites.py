@@ -18,6 +18,9 @@ PEERS = (
     "torch_packed_lstm",
     "torch_padded_lstm",
     "torch_packed_graph",
+    "torch_applications",
+    "torch_packed_bilstm",
+    "torch_loop_bilstm",
     "torch_edges",
     "dynet_like_depth",
     "dynet_like_agenda",
@@ -28,17 +31,31 @@ PEERS = (
 )
 # On a CPU a table without these flatters: the strongest peer in batches, and the strongest for one graph at a time.
 FAIR = ("torch_manual", "dynet")
-# Each optimization off alone, all off, and the serial policy.
+# Each optimization off alone, on alone (as in the paper), all off, and the serial policy.
 ABLATION = (
     "cavs",
     "cavs-no-fusion",
     "cavs-no-eager",
     "cavs-no-lazy",
     "cavs-none",
+    "cavs-fusion-alone",
+    "cavs-eager-alone",
+    "cavs-lazy-alone",
     "cavs-serial",
 )
 # Suite `lstm`: the systems for long chains of equal length.
 CHAINS = ("cavs", "torch_packed_lstm", "torch_packed_graph", "torch_padded_graph", "jax_cudnn_rnn", "torch_flashrnn")
+# The data of the applications.
+SHAPE = {
+    "td_rnn": "sentences",
+    "td_lstm": "sentences",
+    "rvnn": "sst",
+    "bilstm": "tagged",
+    "char_bilstm": "spelled",
+    "encoder_decoder": "pairs",
+    "lattice_lstm": "characters",
+    "dagnn": "netlist",
+}
 
 
 def _case(cell: str, shape: str, hidden: int, batch: int, embed: int | None = None) -> Case:
@@ -66,10 +83,16 @@ def _cavs(quick: bool, device: str) -> list[Case]:
 
 
 def _vpps(quick: bool, device: str) -> list[Case]:
-    """VPPS, figure 8 (Tree-LSTM over batch) and 9 (over hidden and batch), at its sizes."""
+    """VPPS, figure 8 (Tree-LSTM over batch), 9 (over hidden and batch), 12 (its other applications over batch), at its sizes.
+
+    Table I counts bytes of GPU memory, which timings cannot show.
+    """
     batches = (2, 32) if quick else (1, 2, 4, 8, 16, 32, 64, 128)
     cases = [_case("tree_lstm", "sst", 256, b) for b in batches]
-    return cases + [_case("tree_lstm", "sst", h, b, 128) for h in ((128,) if quick else (128, 256, 384, 512)) for b in batches]
+    cases += [_case("tree_lstm", "sst", h, b, 128) for h in ((128,) if quick else (128, 256, 384, 512)) for b in batches]
+    figure_12 = {"bilstm": 256, "char_bilstm": 256, "td_rnn": 512, "td_lstm": 256, "rvnn": 512}
+    small = quick and device == "cpu"
+    return cases + [_case(cell, SHAPE[cell], 64 if small else h, b) for cell, h in figure_12.items() for b in batches]
 
 
 def _ablation(quick: bool, device: str) -> list[Case]:
@@ -81,9 +104,14 @@ def _ablation(quick: bool, device: str) -> list[Case]:
 def _scaling(quick: bool, device: str) -> list[Case]:
     """Other shapes of graphs, and scaling with batch size and leaves."""
     h = 64 if quick else 256
-    shapes = ("dependency", "lattice")
+    shapes = ("dependency", "lattice", "deep-300", "wide-128")
     cases = [_case("child_sum", s, h, b) for s in shapes for b in ((16,) if quick else (1, 16, 64))]
     return cases + [_case("tree_fc", f"complete-{n}", h, 16) for n in ((32, 256) if quick else LEAVES)]
+
+
+def _applications(quick: bool, device: str) -> list[Case]:
+    """The models of VPPS, section IV, Echo's encoder-decoder, a lattice LSTM and DAGNN, at batch size 1, 16 and 64."""
+    return [_case(cell, shape, 64 if quick else 256, b) for cell, shape in SHAPE.items() for b in (1, 16, 64)]
 
 
 def _lstm(quick: bool, device: str) -> list[Case]:
@@ -119,6 +147,7 @@ SUITES = {
     "vpps": _vpps,
     "ablation": _ablation,
     "scaling": _scaling,
+    "applications": _applications,
     "lstm": _lstm,
     "sizes": _sizes,
     "scheduling": _scheduling,
@@ -135,7 +164,7 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
     if suite == "scheduling":
         return ("cavs",)
     if suite == "ablation":
-        return ABLATION
+        return tuple(n for n in ABLATION if not (quick and n.endswith("-alone")))
     return tuple(n for n in (CHAINS if suite == "lstm" else PEERS) if device in SYSTEMS[n].devices)
 
 
@@ -143,7 +172,9 @@ def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str
     """Returns why a quick run leaves a system out of a case, or None."""
     if suite != "cavs" or not quick or device != "gpu":
         return None
-    if name in ("cavs_scan", "cavs_persistent"):
+    if name == "cavs_scan":
+        return "compiles for minutes: not with --quick"
+    if name == "cavs_persistent":
         return "no quick run: cavs chooses its engine, and the record says which"
     if case != _cavs(True, "gpu")[0] and name not in CLOSEST[case.cell]:
         return "no quick run of this case"

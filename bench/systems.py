@@ -3,17 +3,33 @@
 import importlib
 import importlib.util
 
-from bench.cells import BASIC, CELLS, TREES
+from bench.cells import APPLICATIONS, BASIC, CELLS, TAGGERS, TREES
 
 PRECISIONS = ("fp32", "tf32", "bf16")  # of products; only fp32 on a CPU
+DYNET_LIKE = (*BASIC, "td_rnn", "rvnn")
+VPPS = ("td_rnn", "td_lstm", "rvnn", *TAGGERS)
 
 
 class System:
     """One row of the table below."""
 
-    def __init__(self, module, cls, cells, needs, install, devices=("cpu", "gpu"), slow=False, precisions=None, **options):
+    def __init__(
+        self,
+        module,
+        cls,
+        cells,
+        needs,
+        install,
+        devices=("cpu", "gpu"),
+        trees_only=False,
+        slow=False,
+        elsewhere=(),
+        precisions=None,
+        **options,
+    ):
         self.module, self.cls, self.cells, self.needs, self.install = module, cls, cells, needs, install
-        self.devices, self.options = devices, options
+        self.devices, self.trees_only, self.options = devices, trees_only, options
+        self.elsewhere = dict(elsewhere)  # cell -> other module and class
         self.slow = slow  # to compile or to run, or slower than a sibling: quick runs time it at one size
         # JAX sets the precision of products globally; PyTorch peers need code for bf16.
         self.precisions = precisions or (PRECISIONS if "jax" in needs else PRECISIONS[:2])
@@ -27,6 +43,8 @@ class System:
             return "no " + precision
         if case.cell not in self.cells:
             return "no " + case.cell
+        if self.trees_only and case.shape.split("-")[0] == "pyramid":
+            return "trees only"
         if self.slow and quick and (case.hidden, case.batch) != (256 if device == "cpu" else 512, 64):
             return "no quick run of this size"
         return None
@@ -42,15 +60,17 @@ class System:
 
     def make(self, case, params, threads, device):
         """Returns the model, under the contract of `bench.peers`."""
-        cls = getattr(importlib.import_module(self.module), self.cls)
+        module, cls = self.elsewhere.get(case.cell, (self.module, self.cls))
+        cls = getattr(importlib.import_module(module), cls)
         options = dict(self.options)
         if "gpu" in self.devices:
             options["device"] = device
         return cls(case.cell, params, threads=threads, **options)
 
 
-def _ours(**options):
-    return System("bench.ours", "Cavs", CELLS, ("jax",), "pip install -e .", **options)
+def _ours(cells=(*BASIC, "child_sum"), **options):
+    elsewhere = {c: ("bench.ours_applications", "CavsApplication") for c in APPLICATIONS}
+    return System("bench.ours", "Cavs", cells, ("jax",), "pip install -e .", elsewhere=elsewhere, **options)
 
 
 def _torch(module, cls, cells=BASIC, needs=("torch",), **options):
@@ -58,19 +78,24 @@ def _torch(module, cls, cells=BASIC, needs=("torch",), **options):
 
 
 SYSTEMS = {
-    "cavs": _ours(),
+    "cavs": _ours(CELLS),
     "cavs_scan": _ours(engine="scan"),
     "cavs_persistent": _ours(engine="persistent", devices=("gpu",)),
     "cavs-no-fusion": _ours(fusion=False),
     "cavs-no-eager": _ours(eager=False),
     "cavs-no-lazy": _ours(lazy=False),
     "cavs-none": _ours(fusion=False, eager=False, lazy=False),
+    "cavs-fusion-alone": _ours(eager=False, lazy=False),
+    "cavs-eager-alone": _ours(fusion=False, lazy=False),
+    "cavs-lazy-alone": _ours(fusion=False, eager=False),
     "cavs-serial": _ours(policy="serial"),
     "torch_levelled": _torch("torch_levelled", "TorchLevelled"),
-    "torch_manual": _torch("torch_manual", "TorchManual"),
-    "torch_cuda_graph": _torch("torch_manual", "TorchCudaGraph", devices=("gpu",)),
-    "torch_triton": _torch("torch_triton", "TorchTriton", TREES, ("torch", "triton"), devices=("gpu",)),
-    "torch_triton_graph": _torch("torch_triton", "TorchTritonCudaGraph", TREES, ("torch", "triton"), devices=("gpu",)),
+    "torch_manual": _torch("torch_manual", "TorchManual", trees_only=True),
+    "torch_cuda_graph": _torch("torch_manual", "TorchCudaGraph", devices=("gpu",), trees_only=True),
+    "torch_triton": _torch("torch_triton", "TorchTriton", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True),
+    "torch_triton_graph": _torch(
+        "torch_triton", "TorchTritonCudaGraph", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True
+    ),
     "torch_packed_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",), precisions=PRECISIONS),
     "torch_padded_lstm": _torch(
         "torch_packed_lstm", "TorchPackedLSTM", ("lstm",), precisions=PRECISIONS, padded=True, slow=True
@@ -89,9 +114,12 @@ SYSTEMS = {
         precisions=PRECISIONS[1:],
         devices=("gpu",),
     ),
-    "torch_edges": _torch("torch_edges", "TorchEdges", ("child_sum",)),
-    "dynet_like_depth": _torch("torch_dynet_like", "TorchDynetLike", policy="depth", slow=True),
-    "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", policy="agenda"),
+    "torch_applications": _torch("torch_applications", "TorchApplication", [c for c in APPLICATIONS if c not in TAGGERS]),
+    "torch_packed_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS),
+    "torch_loop_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS, kind="loop"),
+    "torch_edges": _torch("torch_applications", "TorchApplication", ("child_sum",)),
+    "dynet_like_depth": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE, policy="depth", slow=True),
+    "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE, policy="agenda"),
     "jax_scan": System("bench.peers.jax_scan", "JaxScan", BASIC, ("jax",), "pip install jax"),
     "jax_cudnn_rnn": System(
         "bench.peers.jax_cudnn_rnn",
@@ -113,7 +141,7 @@ SYSTEMS = {
     "dynet": System(
         "bench.peers.dynet_autobatch",
         "DynetAutobatch",
-        BASIC,
+        (*BASIC, *VPPS),
         ("dynet",),
         "pip install dynet38 'numpy<1.25' (Python 3.8, in an environment of its own; then --python dynet=PATH)",
         devices=("cpu",),

@@ -2,9 +2,16 @@
 
     python -m bench.worker SYSTEM --threads 2 --device cpu
 
-The commands are `quit`, and the methods of `Worker`: `open` loads a case, `check` returns losses before and after two updates,
-`warm` runs every batch once, `round` times passes, `schedule` times the host's share alone, `profile` the GPU, and `gemm` the
-rate of a large product.
+The commands are:
+
+- `open`: load a case
+- `check`: losses before and after two updates, and the time of the first step
+- `warm`: run every batch once
+- `round`: the timed passes
+- `schedule`: the host's share alone
+- `profile`: time on the GPU
+- `gemm`: the rate of a large product
+- `quit`
 
 One worker is timed at a time; the others wait in `readline`. This file also runs under Python 3.8 for DyNet.
 """
@@ -62,11 +69,11 @@ class Worker:
             versions["device"] = sys.modules["torch"].cuda.get_device_name()
         return {"versions": versions}
 
-    def open(self, case, steps):
+    def open(self, case, steps, path=None):
         self.model, self.batches = None, []
         gc.collect()
         case = cases.parse(case)
-        batches = cases.dataset(case, steps)
+        batches = cases.dataset(case, steps, path)
         self.model = self.system.make(case, cases.parameters(case), self.threads, self.device)
         self.batches = self.model.load(batches) if hasattr(self.model, "load") else batches
         return {"gflop": cases.gflop(case, batches), "reading": getattr(self.model, "reading", 0.0)}

@@ -12,6 +12,8 @@ import pytest
 from bench import (
     __main__ as command,
     cases,
+    figures,
+    lines,
     machine,
     remote,
     report,
@@ -144,7 +146,7 @@ class Stopped(Bench):
             raise KeyboardInterrupt
         for case in wanted:
             self.asked.append(case.name)
-            yield {"case": case.name, "batch": 1, "steps": 1, "systems": {n: {"samples": [1.0]} for n in names}}
+            yield {"case": case.name, "batch": 1, "steps": 1, "epoch": 1, "systems": {n: {"samples": [1.0]} for n in names}}
 
     def close(self):
         pass
@@ -264,3 +266,14 @@ def test_rates_of_products_that_differ_are_told():
     record = {"suite": "cavs", "case": report.MAIN["cpu"][0], "date": "2020-01-01", "systems": systems}
     text = report.main_table({"cpu-x": [record]})
     assert "CPU: `cpu-x`, 2020-01-01; rate of large products in TFLOP/s: JAX 0.51, PyTorch 0.225, 2.3x apart." in text
+
+
+def test_figures_are_drawn(results):
+    drawn = figures.draw(store.latest(results), results)
+    assert all(p.stat().st_size > 1000 for p in drawn) and {p.name for p in drawn} >= {"ablation.svg"}
+
+
+def test_lines_of_code_are_counted():
+    counted = lines.count()
+    assert counted["Tree-FC"]["cavs"] < counted["Tree-FC"]["dynet"]
+    assert all(n > 0 for systems in counted.values() for n in systems.values())

@@ -1,4 +1,4 @@
-"""Suite `memory` of the benchmarks: measurements in processes of their own, and the tables made from them."""
+"""Suite `memory` of the benchmarks: measurements in processes of their own, and the tables and figures made from them."""
 
 import dataclasses
 
@@ -23,7 +23,8 @@ def test_the_suite_has_every_program_engine_and_model():
     wanted = memory.tasks("gpu", memory.SIZES["gpu", False])
     assert len([t for t in wanted if t[0] == "budgets"]) == 2 * len(memory.PROGRAMS)
     assert {(t[1]["case"], t[1]["variant"]) for t in wanted if t[0] == "echo"} == {
-        (case, variant) for case in echo_cases.CASES for variant in memory.VARIANTS
+        *((case, variant) for case in echo_cases.CASES for variant in echo.VARIANTS),
+        *(("nmt", variant) for variant in memory.TORCH),
     }
 
 
@@ -42,11 +43,11 @@ def test_a_quarter_of_the_memory_in_parts(measured):
     assert quarter["time"] > 0 and len(quarter["ms"]) == 2
 
 
-def test_tables_follow_from_the_results(measured):
+def test_tables_and_figures_follow_from_the_results(measured):
     folder, (*_, failed) = measured
     assert "engine: got 'none such'" in failed["error"]
     written = memory_report.write(folder)
-    assert [p.name for p in written] == ["MEMORY.md"]
+    assert [p.suffix for p in written] == [".md", ".svg"] and all(p.exists() for p in written)
     text = written[0].read_text()
     assert "| tree_fc | scan | 8 x h8 |" in text and "- tree_fc none such: " in text
     assert memory_report.write(folder)[0].read_text() == text
@@ -64,6 +65,20 @@ def test_a_model_with_and_without_recompute(monkeypatch):
         found[variant] = done.value.value
     assert found["jax.grad"]["loss"] == pytest.approx(found["recompute min"]["loss"], rel=1e-5)
     assert found["recompute min"]["predicted"] < found["recompute min"]["plain"]
+
+
+@pytest.mark.parametrize("variant", memory.TORCH[:2])
+def test_the_model_in_pytorch_has_the_same_loss(variant, monkeypatch):
+    torch_nmt = pytest.importorskip("bench.peers.torch_nmt", reason="PyTorch is not installed")
+    small = {"hidden": 8, "batch": 2, "length": 6, "words": (20, 16)}
+    monkeypatch.setitem(echo_cases.CASES, "nmt", dataclasses.replace(echo_cases.CASES["nmt"], small=small))
+    losses = []
+    for measurement in (echo.echo("nmt", "small", "jax.grad", 1), torch_nmt.echo("nmt", "small", variant, 1)):
+        next(measurement)
+        with pytest.raises(StopIteration) as done:
+            next(measurement)
+        losses.append(done.value.value["loss"])  # after four steps: the gradients are equal, too
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_committed_tables_are_those_of_the_committed_results(tmp_path):

@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import cases
+from bench import cases, suites
+from bench.cells import APPLICATIONS, TAGGERS
 from bench.systems import SYSTEMS
+
+POLICIES = ("depth", "agenda")
 
 
 def assert_agree(case, *systems, count=2):
@@ -27,7 +30,7 @@ def assert_agree(case, *systems, count=2):
             np.testing.assert_allclose(v, theirs[k], rtol=0, atol=1e-4 * np.abs(v).max(), err_msg=k)
 
 
-@pytest.mark.parametrize("cell, shape", [("tree_lstm", "complete-8"), ("tree_fc", "sst"), ("lstm", "chains")])
+@pytest.mark.parametrize("cell, shape", [("tree_lstm", "complete-8"), ("tree_fc", "pyramid"), ("lstm", "chains")])
 def test_ours_and_plain_jax_agree_in_every_parameter(cell, shape):
     assert_agree(cases.Case(cell, shape, 8, 3, 8), "cavs", "jax_scan")
 
@@ -59,6 +62,14 @@ def test_sweeps_over_levels_schedule_as_loops_over_nodes(monkeypatch):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("cell", APPLICATIONS)
+def test_ours_and_torch_agree_in_every_application(cell):
+    pytest.importorskip("torch", reason="pip install torch")
+    names = ("torch_packed_bilstm", "torch_loop_bilstm") if cell in TAGGERS else ("torch_applications",)
+    others = [f"dynet_like_{policy}" for policy in POLICIES if cell in SYSTEMS["dynet_like_depth"].cells]
+    assert_agree(cases.Case(cell, suites.SHAPE[cell], 8, 2, 8), "cavs", *names, *others, count=1)
+
+
 def test_ours_and_torch_agree_over_any_fan_in():
     pytest.importorskip("torch", reason="pip install torch")
     assert_agree(cases.Case("child_sum", "dependency", 8, 3, 8), "cavs", "torch_edges")
@@ -71,8 +82,9 @@ def test_torch_and_plain_jax_agree(cell, shape):
     assert_agree(cases.Case(cell, shape, 8, 3, 8), "jax_scan", *names, *(["torch_packed_lstm"] if cell == "lstm" else []))
 
 
-def test_ours_as_it_runs_on_a_gpu_computes_the_same():
-    case, count = cases.Case("tree_lstm", "complete-8", 8, 3, 8), 4
+@pytest.mark.parametrize("cell, shape, count", [("tree_lstm", "complete-8", 4), ("bilstm", "tagged", 1)])
+def test_ours_as_it_runs_on_a_gpu_computes_the_same(cell, shape, count):
+    case = cases.Case(cell, shape, 8, 3, 8)
     found = []
     for device in ("cpu", "gpu"):  # there schedules come from a thread, and steps of one shape go in one dispatch
         model = SYSTEMS["cavs"].make(case, cases.parameters(case), 2, device)

@@ -77,7 +77,7 @@ def case(program: str) -> tuple[cavs.VertexFunction, Any, np.ndarray]:
         params = {"query": rng.normal(size=(H, H)) / H, "score": rng.normal(size=H)}
         x = rng.normal(size=(n, 32, H)).astype(np.float32)
         return cavs.VertexFunction(attention, state=(H,)), jax.tree.map(jnp.float32, params), x
-    ready = vp.ChildSumTreeLSTM(H, H)
+    ready = vp.ChildSumTreeLSTM(H, H) if program == "ChildSumTreeLSTM" else vp.TreeFC(H)
     return ready.vertex_function(), ready.init(jax.random.key(0)), rng.normal(size=(n, H)).astype(np.float32)
 
 

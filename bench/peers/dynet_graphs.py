@@ -112,6 +112,29 @@ def _declare_tree_fc(tree, op, a, b, depth, extra):
     _declare_loss(h[-1], tree["label"], op, a, b, depth, extra)
 
 
+def _declare_td_rnn(sentence, op, a, b, depth, extra):
+    row = [_word(word, op, a, b, depth, extra) for word in sentence["words"].tolist()]
+    while len(row) > 1:
+        row = [_pair(h1, h2, op, a, b, depth) for h1, h2 in zip(row[:-1], row[1:], strict=True)]
+    _declare_loss(row[0], sentence["label"], op, a, b, depth, extra)
+
+
+def _declare_rvnn(tree, op, a, b, depth, extra):
+    h = []
+    for left, right, word in zip(tree["left"].tolist(), tree["right"].tolist(), tree["word"].tolist(), strict=True):
+        if left >= 0:
+            h.append(_pair(h[left], h[right], op, a, b, depth))
+            continue
+        n = len(op)
+        extra.append(word)
+        op += (LOOKUP, AFFINE_1, TANH)
+        a += (-1, n, n + 1)
+        b += (-1, -1, -1)
+        depth += (0, 1, 2)
+        h.append(n + 2)
+    _declare_loss(h[-1], tree["label"], op, a, b, depth, extra)
+
+
 def _word(word, op, a, b, depth, extra):
     """A look-up alone."""
     extra.append(word)
@@ -170,5 +193,7 @@ DECLARE = {
     "tree_lstm": _declare_tree_lstm,
     "tree_fc": _declare_tree_fc,
     "lstm": _declare_lstm,
+    "td_rnn": _declare_td_rnn,
+    "rvnn": _declare_rvnn,
 }
 POLICIES = {"depth": by_depth, "agenda": by_agenda}

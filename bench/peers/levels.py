@@ -96,9 +96,12 @@ def _sweep(n, inner, left, right):
     return height
 
 
-def chain_levels(batch):
-    """Rows and levels of a batch of chains: position by position, longest chain first."""
-    lengths = np.array([len(g["words"]) for g in batch])
+def time_major(lengths):
+    """Sequences that lie end to end, position by position, longest sequence first.
+
+    Returns the row of each entry, how many sequences there are at each position, and the sequences, longest first.
+    """
+    lengths = np.asarray(lengths)
     order = np.argsort(-lengths, kind="stable")
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -106,6 +109,12 @@ def chain_levels(batch):
     sizes = np.bincount(position)
     index = np.empty(len(position), np.int64)
     index[(np.cumsum(sizes) - sizes)[position] + np.repeat(rank, lengths)] = np.arange(len(position))
+    return index, sizes, order
+
+
+def chain_levels(batch):
+    """Rows and levels of a batch of chains."""
+    index, sizes, _ = time_major([len(g["words"]) for g in batch])
     words, labels = (np.concatenate([g[k] for g in batch]).astype(np.int64, copy=False) for k in ("words", "labels"))
     return ChainLevels(words[index], labels[index], sizes.tolist())
 

@@ -121,6 +121,8 @@ class TorchDynetLike(TorchPeer):
         weights = {
             "tree_lstm": [("w_iou", "b_iou"), ("u_iou", "b_iou"), ("u_f", "b_f")],
             "tree_fc": [("u", "b")],
+            "td_rnn": [("u", "b")],
+            "rvnn": [("u", "b"), ("w", "b_leaf")],
             "lstm": [("w", "b"), ("u",)],
         }[cell]
         self._affine = [_Affine(*(p[k] for k in names)) for names in (("out_w", "out_b"), *weights)]

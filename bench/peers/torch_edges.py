@@ -1,6 +1,4 @@
-"""Peer: a child-sum Tree-LSTM by hand in PyTorch, over graphs of any fan-in: trees, lattices, DAGs. Gradients by autograd.
-
-    pip install torch
+"""A child-sum Tree-LSTM by hand in PyTorch, for `torch_applications`, over graphs of any fan-in: trees, lattices, DAGs.
 
 One batch a level; a level's edges are gathered, multiplied and summed by `index_add`. Inputs' products are one batch over all
 vertices. States are one list of levels, concatenated once a level where children lie in several of them: the plain way.
@@ -9,20 +7,16 @@ vertices. States are one list of levels, concatenated once a level where childre
 import torch
 
 from bench.peers.levels import dag_levels
-from bench.peers.torch_peer import Autograd
 
 
-class TorchEdges(Autograd):
-    """A child-sum Tree-LSTM, trained."""
+def child_sum(net, batch):
+    lv = dag_levels(batch)
 
-    def _net(self, batch):
-        lv = dag_levels(batch)
+    def forward(x):
+        kids, owners, roots = (net.send(a) for a in (lv.kids, lv.owners, lv.roots))
+        return _states(net.p, x, lv, kids.split(lv.edges), owners.split(lv.edges)).index_select(0, roots)
 
-        def forward(x):
-            kids, owners, roots = (self._send(a) for a in (lv.kids, lv.owners, lv.roots))
-            return _states(self._p, x, lv, kids.split(lv.edges), owners.split(lv.edges)).index_select(0, roots)
-
-        return lv.words, forward, lv.labels
+    return lv.words, forward, lv.labels
 
 
 def _states(p, x, lv, kids, owners):
