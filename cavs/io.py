@@ -1,5 +1,8 @@
 """Files of graphs, of parameters and of training loops: readers, writers, and `FormatError`."""
 
+import os
+import typing
+
 from cavs._interop.checkpoint import restore_checkpoint as restore_checkpoint, save_checkpoint as save_checkpoint
 from cavs._interop.weights import load_params as load_params, save_params as save_params
 from cavs._readers import (
@@ -22,3 +25,21 @@ from cavs._readers import (
     simulate_netlist as simulate_netlist,
     write_edges as write_edges,
 )
+
+
+def load_run(folder: str | os.PathLike[str]) -> tuple[typing.Any, typing.Any]:
+    """Loads a run of `cavs train`: the same as [`cavs.recipes.load_run`][].
+
+    Args:
+        folder: the folder of the run, or a file in it.
+
+    Returns:
+        The recipe, whose `facts` hold the words and labels, and the parameters of the best epoch.
+
+    Raises:
+        cavs.recipes.Mistake: the folder holds no run.
+        cavs.data.KeeperError: a file is damaged.
+    """
+    from cavs.recipes import load_run as load  # what it imports, readers do not need
+
+    return load(folder)

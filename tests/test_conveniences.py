@@ -1,5 +1,6 @@
 """What users expect: splits, short texts of functions, a word about late shapes, and runs of `cavs train` in Python."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def test_a_run_of_the_command_line_is_loaded_in_python(tmp_path: Path, capsys: p
     assert cli.main(["predict", str(folder), str(tmp_path / "t.jsonl"), "--json", "--probabilities"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for place in (folder, str(folder), folder / "best.npz"):
-        recipe, params = cavs.recipes.load_run(place)
+        recipe, params = cavs.io.load_run(place)
     lines = [*recipe.predict(params, str(tmp_path / "t.jsonl"), False, True)]
     assert [cavs.data.json_of(line) for line in lines] == told
     with np.load(folder / "best.npz") as file:
@@ -106,3 +107,17 @@ def test_a_run_of_the_command_line_is_loaded_in_python(tmp_path: Path, capsys: p
         cavs.recipes.Mistake, match=r"got .*; expected the folder of a run, as `cavs train --out DIR` writes it"
     ):
         cavs.recipes.load_run(tmp_path)
+
+
+def test_labels_and_words_that_are_missing_are_named() -> None:
+    graphs = cavs.from_lengths([2], label=[0, 1])
+    with pytest.raises(ValueError, match=r"with_labels: graphs: got graphs whose labels have no names; expected"):
+        cavs.data.with_labels(graphs, ["a"])
+    with pytest.raises(ValueError, match=r"with_labels: graphs: got graphs without labels"):
+        cavs.data.with_labels(cavs.from_lengths([2]), ["a"])
+    named = dataclasses.replace(graphs, label_names=("b", "a"))
+    with pytest.raises(ValueError, match=r"with_labels: labels: got \['a'\]; expected all labels of the graphs, also \['b'\]"):
+        cavs.data.with_labels(named, ["a"])
+    assert cavs.data.with_labels(named, ["a", "c", "b"]).label.tolist() == [2, 0]
+    with pytest.raises(ValueError, match="vocabulary: graphs: got graphs without words"):
+        cavs.data.vocabulary(graphs)

@@ -19,6 +19,7 @@ def threads() -> list[threading.Thread]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
+    gc.collect()  # iterators that tests of other files left behind
     assert not threads()
     yield
     if threads():

@@ -89,11 +89,11 @@ def test_a_copy_in_an_empty_folder_trains_evaluates_and_predicts(tmp_path):
     for name, (write, file, more) in DATA.items():
         folder = tmp_path / name
         folder.mkdir()
-        write(tmp_path / file, 14)
+        write(folder / file, 14)
         shutil.copy(FOLDER / f"{name}.py", folder / "mine.py")
         options = ["--hidden", "4", "--batch", "4", "--epochs", "1", "--min-count", "1", *more]
-        lines.append(" ".join([str(folder), "--data", f"../{file}", *options, "--out", "run"]))
-        lines += [f"{folder} predict run ../{file}", f"{folder} --resume run --hidden 5"]
+        lines.append(" ".join([str(folder), "--data", file, *options, "--out", "run"]))
+        lines += [f"{folder} predict run {file}", f"{folder} --resume run --hidden 5"]
     out, error = ran(*lines)
     for trained, predicted, refused in zip(out[::3], out[1::3], out[3::3], strict=False):
         assert "python mine.py train --resume run" in trained, error

@@ -27,7 +27,7 @@ reveal_type(cavs.VertexFunction(rnn, state=(8,)))   # VertexFunction
 reveal_type(graphs.split([0.5, 0.5]))               # tuple[Graphs, ...]
 reveal_type(sched)                                  # Schedule
 reveal_type(sched.roots)                            # Array
-reveal_type(sched.pad(rows))                        # ndarray[tuple[Any, ...], dtype[Any]]
+reveal_type(sched.pad(rows))                        # ndarray
 reveal_type(cavs.readout(rows, sched))              # Array
 reveal_type(cavs.readout({"h": sched.row}, sched))  # dict[str, Array]
 reveal_type(step)                                   # Step[dict[str, Array], Array]
@@ -44,5 +44,6 @@ def test_a_type_checker_knows_steps_schedules_and_readouts(tmp_path: Path) -> No
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "program.py"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     found = re.findall(r"Type of \".*\" is \"(.*)\"", run.stdout)
+    found = [re.sub(r"^ndarray\[.*", "ndarray", name) for name in found]  # its parameters differ between versions of NumPy
     assert found == re.findall(r"^reveal_type.* # (.*)$", PROGRAM, re.MULTILINE), run.stdout + run.stderr
     assert "0 errors" in run.stdout, run.stdout

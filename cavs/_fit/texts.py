@@ -38,9 +38,27 @@ def label_names(parts: Iterable[Graphs]) -> tuple[str, ...]:
 
 
 def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
-    """The same graphs with `label` as an index of `labels`, which include all labels of the graphs."""
+    """Returns the same graphs with `label` as an index of `labels`.
+
+    Args:
+        graphs: graphs with named labels: `label` and `label_names`.
+        labels: names, which include all of `graphs.label_names`.
+
+    Raises:
+        ValueError: the labels of the graphs have no names, or `labels` lacks one.
+    """
+    if graphs.label is None or graphs.label_names is None:
+        raise ValueError(
+            f"with_labels: graphs: got graphs {'without labels' if graphs.label is None else 'whose labels have no names'}; "
+            "expected label and label_names. Write dataclasses.replace(graphs, label_names=('negative', 'positive'))."
+        )
     index = {name: i for i, name in enumerate(labels)}
-    table = np.array([*(index[name] for name in graphs.label_names or ()), -1], np.int32)
+    if missing := [name for name in graphs.label_names if name not in index]:
+        raise ValueError(
+            f"with_labels: labels: got {list(labels)}; expected all labels of the graphs, also {missing}. Write "
+            "[*labels, *missing], or graphs whose labels the model knows."
+        )
+    table = np.array([*(index[name] for name in graphs.label_names), -1], np.int32)
     return dataclasses.replace(graphs, label=table[graphs.label], label_names=tuple(labels))
 
 
@@ -52,8 +70,15 @@ def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, 
         special: words that come first, such as `<unk>`.
         min_count: how often a word must occur.
         size: the most words, with `special`: the most frequent ones; 0 for all.
+
+    Raises:
+        ValueError: the graphs have no words.
     """
-    assert graphs.vocab is not None and graphs.input_id is not None
+    if graphs.vocab is None or graphs.input_id is None:
+        raise ValueError(
+            "vocabulary: graphs: got graphs without words; expected vocab and input_id, as cavs.read returns them for texts. "
+            "Write dataclasses.replace(graphs, vocab=words, input_id=numbers)."
+        )
     counts = np.bincount(graphs.input_id[graphs.input_id >= 0], minlength=len(graphs.vocab))
     kept = counts >= min_count
     if size:
