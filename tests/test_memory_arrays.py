@@ -82,6 +82,7 @@ def test_a_plan_of_arrays_is_saved_and_prints(tmp_path):
 MISUSE = {
     "got a str": ("abc", {}),
     "got no graphs; expected": (cavs.from_lengths([3])[:0], {}),
+    "got graphs among other things; .* collate=": ((cavs.from_lengths([3]), X), {}),
     r"arrays of \[3, 48\] samples along axis 0; expected one number": ((X, Y[:3]), {}),
     "expected the axis of samples of each array. Write None": (X, {"axis": 2}),
     r"arrays of \[0\] samples": (X[:0], {}),

@@ -98,10 +98,12 @@ def _axes_of(arrays: PyTree, axis: Any) -> tuple[list[int | None], int]:
     leaves = jax.tree.leaves(arrays, is_leaf=lambda x: isinstance(x, Graphs))
     wrong = [x for x in leaves or [arrays] if not hasattr(x, "shape") or not hasattr(x, "dtype")]
     if wrong:
-        got = "no graphs" if isinstance(arrays, Graphs) else f"a {type(wrong[0]).__name__}"
+        got, write = f"a {type(wrong[0]).__name__}", "graphs[:64] of cavs.read(...), or (x, y)"
+        if isinstance(wrong[0], Graphs):
+            got = "no graphs" if isinstance(arrays, Graphs) else "graphs among other things"
+            write = "plan(loss, params, graphs, collate=lambda sample: (sample.sched, x[sample.numbers]))"
         raise TypeError(
-            f"plan: batch: got {got}; expected cavs.Graphs, or a pytree of arrays with an axis of "
-            "samples. Write graphs[:64] of cavs.read(...), or (x, y)."
+            f"plan: batch: got {got}; expected cavs.Graphs, or a pytree of arrays with an axis of samples. Write {write}."
         )
     try:
         tree = jax.tree.broadcast(axis, arrays, is_leaf=lambda x: x is None)
