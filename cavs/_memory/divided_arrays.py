@@ -99,8 +99,10 @@ def _axes_of(arrays: PyTree, axis: Any) -> tuple[list[int | None], int]:
     wrong = [x for x in leaves or [arrays] if not hasattr(x, "shape") or not hasattr(x, "dtype")]
     if wrong:
         got, write = f"a {type(wrong[0]).__name__}", "graphs[:64] of cavs.read(...), or (x, y)"
-        if isinstance(wrong[0], Graphs):
-            got = "no graphs" if isinstance(arrays, Graphs) else "graphs among other things"
+        if isinstance(arrays, Graphs):
+            got = "no graphs"
+        elif isinstance(wrong[0], Graphs):
+            got = "graphs among other things"
             write = "plan(loss, params, graphs, collate=lambda sample: (sample.sched, x[sample.numbers]))"
         raise TypeError(
             f"plan: batch: got {got}; expected cavs.Graphs, or a pytree of arrays with an axis of samples. Write {write}."
