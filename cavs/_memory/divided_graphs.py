@@ -87,7 +87,7 @@ class DividedGraphs(Divided):
         return one, two, each[:count].size
 
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
-        like = self._like.get(choice) or self._first(choice)[2]
+        like = self._like[choice] if choice in self._like else self._first(choice)[2]
         parts = list(_scheduled(batch, list(_dealt(batch, choice.parts)), choice.segments, like))
         self._like[choice] = parts[0][2]
         return _stacked(parts, self.collate)

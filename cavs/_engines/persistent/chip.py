@@ -179,8 +179,10 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
     fitting = candidates(program, precision, how.target)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
-    roomy = [c for c in fitting if not is_crowded(program, c)]
-    best = measured(recurrence, how.target, shape) or min(roomy or fitting, key=lambda c: mean_cost(program, c, shape))
+    best = measured(recurrence, how.target, shape)
+    if best is None:
+        roomy = [c for c in fitting if not is_crowded(program, c)]
+        best = min(roomy or fitting, key=lambda c: mean_cost(program, c, shape))
     return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best
 
 

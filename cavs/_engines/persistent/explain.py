@@ -5,7 +5,7 @@ from cavs._engines.persistent.lower import Recurrence, recurrence_of
 from cavs._engines.persistent.wide_levels import possible
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.counted import counted
-from cavs.kernels import H200, PRECISIONS, Target, Unfit, layout_of
+from cavs.kernels import PRECISIONS, Target, Unfit, layout_of
 
 
 def explain_launches(plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
@@ -18,7 +18,9 @@ def explain_launches(plan: FunctionPlan, target: Target) -> tuple[bool, list[str
             fits, text = False, f"no: {e}."
         lines.append(f"Engine persistent{'' if name is None else f', kind {name!r}'}: {text}")
     if fits and len(plan.inner) > 1:
-        lines.append("Engine persistent runs batches in which vertices of one kind have children; others run on engine scan.")
+        lines.append(
+            "Engine persistent runs batches in which vertices of only one kind have children; others run on engine scan."
+        )
     return fits, lines
 
 
@@ -45,10 +47,9 @@ def _explain_launch(made: Recurrence, target: Target) -> str:
     divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
     padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
     products = PRECISIONS[made.precision].text or made.precision
-    source = f"as measured on an {H200.device_kind}" if measured(made, target) else "by a cost model"
+    source = "by measurement" if measured(made, target) else "by a cost model"
     return (
         f"{padded}{counted(len(program.phases), 'phase')} and {barriers}; {counted(config.groups, 'group')} of "
         f"{counted(program.unit // config.hb, 'thread block')} with {counted(config.hb, 'unit')} each{divided}; "
-        f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}; "
-        f"laid out {source}"
+        f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}; laid out {source}"
     )
