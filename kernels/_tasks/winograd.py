@@ -1,0 +1,142 @@
+"""Winograd's algorithm F(m x m, 3 x 3) for convolutions with filters of 3 x 3 and stride 1 (Lavin and Gray 2016).
+
+An output tile of m x m pixels is A^T [(G g G^T) * (B^T d B)] A, where d is the input tile of (m + 2) x (m + 2) pixels and g the
+filter. The elementwise products of all tiles and channels are (m + 2)^2 matrix products.
+"""
+
+import dataclasses
+import functools
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# Where the polynomials of the algorithm are evaluated, besides at infinity. They decide the rounding errors.
+POINTS = {2: (0, 1, -1), 4: (0, Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2))}
+
+
+@functools.lru_cache
+def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns A^T of shape (m, m + 2), G of shape (m + 2, 3) and B^T of shape (m + 2, m + 2) as float64, by Toom and Cook."""
+    points = [Fraction(p) for p in POINTS[m]]
+    size = m + 2
+    evaluate = lambda width: [[p**i for i in range(width)] for p in points] + [[Fraction(0)] * (width - 1) + [Fraction(1)]]  # noqa: E731
+    a, g = evaluate(m), evaluate(3)
+    # B^T interpolates: its rows are the coefficients of the Lagrange polynomials, which G divides by their values.
+    rows = []
+    for n, p in enumerate(points):
+        poly = _product([q for q in points if q != p])
+        scale = Fraction(1)
+        for q in points:
+            scale *= p - q if q != p else 1
+        g[n] = [x / scale for x in g[n]]
+        rows.append(poly + [Fraction(0)] * (size - len(poly)))
+    rows.append(_product(points))
+    return np.array(a, np.float64).T, np.array(g, np.float64), np.array(rows, np.float64)
+
+
+def _product(roots: list[Fraction]) -> list[Fraction]:
+    """The coefficients of the polynomial with these roots, the constant one first."""
+    poly = [Fraction(1)]
+    for root in roots:
+        poly = [b - root * a for a, b in zip(poly + [Fraction(0)], [Fraction(0)] + poly, strict=True)]
+    return poly
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The sizes of one convolution, in NHWC.
+
+    Attributes:
+        images: N.
+        height: H, of the input.
+        width: W, of the input.
+        inputs: C, the channels of the input.
+        outputs: K, the channels of the output.
+        padding: Zeros ((above, below), (left, right)).
+        m: The side of an output tile: 2 or 4.
+        rows: The tiles of a group.
+        columns: The output channels of a product.
+    """
+
+    images: int
+    height: int
+    width: int
+    inputs: int
+    outputs: int
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    m: int
+    rows: int = 128
+    columns: int = 128
+
+    @property
+    def positions(self) -> int:
+        """The number of matrix products, (m + 2)^2."""
+        return (self.m + 2) ** 2
+
+    @property
+    def out_height(self) -> int:
+        """The height of the output."""
+        return self.height + sum(self.padding[0]) - 2
+
+    @property
+    def out_width(self) -> int:
+        """The width of the output."""
+        return self.width + sum(self.padding[1]) - 2
+
+    @property
+    def tiles_down(self) -> int:
+        """The output tiles below each other in an image."""
+        return -(-self.out_height // self.m)
+
+    @property
+    def tiles_across(self) -> int:
+        """The output tiles beside each other in an image."""
+        return -(-self.out_width // self.m)
+
+    @property
+    def tiles(self) -> int:
+        """All output tiles."""
+        return self.images * self.tiles_down * self.tiles_across
+
+    @property
+    def groups(self) -> int:
+        """The groups of tiles."""
+        return -(-self.tiles // self.rows)
+
+    @property
+    def padded_inputs(self) -> int:
+        """C, rounded up to whole chunks of a product."""
+        return -(-self.inputs // CHUNK) * CHUNK
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of output channels."""
+        return -(-self.outputs // self.columns)
+
+    @property
+    def padded_outputs(self) -> int:
+        """K, rounded up to whole blocks."""
+        return self.blocks * self.columns
+
+
+CHUNK = 32  # the input channels that a product sums at a time
+
+
+def staged(x: jax.Array, w: jax.Array, padding: tuple[tuple[int, int], tuple[int, int]], m: int) -> jax.Array:
+    """Convolves x of shape (N, H, W, C) with w of shape (3, 3, C, K), one stage after another, in the dtype of x."""
+    a, g, b = (jnp.asarray(matrix, x.dtype) for matrix in matrices(m))
+    s = Sizes(*x.shape, w.shape[3], padding, m)
+    down, across, size = s.tiles_down, s.tiles_across, m + 2
+    fill = [(low, n * m + 2 - length - low) for (low, _), n, length in zip(padding, (down, across), x.shape[1:3], strict=True)]
+    x = jnp.pad(x, ((0, 0), *fill, (0, 0)))
+    at = m * np.arange(down)[:, None] + np.arange(size), m * np.arange(across)[:, None] + np.arange(size)
+    d = x[:, at[0][:, None, :, None], at[1][None, :, None, :]]  # N, down, across, size, size, C
+    high = lax.Precision.HIGHEST
+    v = jnp.einsum("pi,qj,nyxijc->pqnyxc", b, b, d, precision=high)
+    u = jnp.einsum("pi,qj,ijck->pqck", g, g, w, precision=high)
+    products = jnp.einsum("pqnyxc,pqck->pqnyxk", v, u, precision=high)
+    y = jnp.einsum("ip,jq,pqnyxk->nyixjk", a, a, products, precision=high)
+    return y.reshape(x.shape[0], down * m, across * m, -1)[:, : s.out_height, : s.out_width]
