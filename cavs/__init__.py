@@ -3,7 +3,7 @@
 The core: `VertexFunction` and `Vertex` (what one vertex computes), `Graphs` and `read`, `read_trees`, `from_parents`,
 `from_lengths`, `from_edges` (the graphs), `schedule` and `Schedule` (a batch of them), `run` and `readout` (forward, and under
 `jax.grad` backward), `interpret` (the same, vertex by vertex), `explain` (how F was split, and which engine runs it),
-`Optimizations` and `concurrent_jit`.
+`Optimizations` and `concurrent_jit`. `conv` and `explain_conv` are for convolutional parts of a net.
 
 The namespaces: `cavs.data`, `cavs.io`, `cavs.debug`, `cavs.interop`, `cavs.memory`, `cavs.vertex_programs` (ready models), and
 `cavs.recipes` (whole programs, which need optax, rich and matplotlib).
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         recipes as recipes,
         vertex_programs as vertex_programs,
     )
+    from cavs._convolution.conv import conv as conv, explain_conv as explain_conv
     from cavs._debug.interpret import interpret as interpret
     from cavs._function.vertex import Optimizations as Optimizations, Vertex as Vertex, VertexFunction as VertexFunction
     from cavs._graphs.converters import from_edges as from_edges, from_lengths as from_lengths, from_parents as from_parents
@@ -45,7 +46,9 @@ _DEFINED_IN = {
     "Vertex": "_function.vertex",
     "VertexFunction": "_function.vertex",
     "concurrent_jit": "_step.concurrent_jit",
+    "conv": "_convolution.conv",
     "explain": "_run.explain",
+    "explain_conv": "_convolution.conv",
     "from_edges": "_graphs.converters",
     "from_lengths": "_graphs.converters",
     "from_parents": "_graphs.converters",

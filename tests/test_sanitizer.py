@@ -29,6 +29,13 @@ RUNS = {
 wide = laid_out(wide=lambda level, config: (_wide_levels.fitting(level, 64, _H200)[0], 16))
 run("TreeFC", 256, joined([random_binary_tree(9, seed=n) for n in range(40)]), wide)
 """,
+    "convolution": """
+import numpy as np
+for shape in ((2, 9, 11, 33, 65), (8, 8, 8, 64, 64)):
+    x, w = np.ones(shape[:4], np.float32), np.ones((3, 3, *shape[3:]), np.float32)
+    y = cavs.conv(x, w, ((2, 0), (1, 1)), precision="highest", algorithm="winograd")
+    assert np.asarray(y).max() <= 9.1 * shape[3]
+""",
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 FILTER, INPUT, PRODUCT, OUTPUT = range(4)  # the kinds of tasks
 
 
-class Counts(NamedTuple):
+class TaskCounts(NamedTuple):
     """The numbers of tasks.
 
     Attributes:
@@ -60,7 +60,7 @@ class Distances:
         return (self.lag + 1) * self.share
 
 
-def task_mapping(counts: Counts, distances: Distances) -> np.ndarray:
+def task_mapping(counts: TaskCounts, distances: Distances) -> np.ndarray:
     """Returns the tasks in their order, int32 of shape (tasks, 3): kind, group, and number in the group.
 
     Each task comes after all tasks that it depends on, and after those whose results it overwrites if the results of

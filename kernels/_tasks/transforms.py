@@ -4,6 +4,7 @@ A thread transforms one tile for a few neighbouring channels. Neighbouring threa
 and writes whole lines.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -14,12 +15,11 @@ from jax._src.lib.mlir.dialects import math as mlir_math, scf
 
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, ptx, thread_index
 from cavs.kernels._mosaic.types import F32, I32, Context, GlobalAddress, MemRef, Predicate, Scalar
-from cavs.kernels._mosaic.value import Value, as_index, bitcast, constant, int32, int64, scalar, zero_extended
+from cavs.kernels._mosaic.value import Value, as_index, bitcast, constant, int32, int64, scalar, select, zero_extended
 from cavs.kernels._program.arrays import Ref
-from cavs.kernels._tasks.winograd import Sizes, matrices
+from cavs.kernels._tasks.winograd import FILTER_ROWS, ConvolutionSizes, matrices
 
 Grid: TypeAlias = list[list[F32]]  # values by row and column
-FILTER_ROWS = 16  # the input channels of a FILTER task
 
 
 def vector(channels: int, m: int) -> int:
@@ -27,7 +27,7 @@ def vector(channels: int, m: int) -> int:
     return 1 if channels % 2 or m > 2 else 2
 
 
-def transform_filter(sizes: Sizes, parts: int, w: Ref, u: Ref, number: jax.Array) -> None:
+def transform_filter(sizes: ConvolutionSizes, parts: int, w: Ref, u: Ref, number: jax.Array) -> None:
     """Runs FILTER task `number`: U = G g G^T for `FILTER_ROWS` input channels and one block of output channels.
 
     Args:
@@ -52,7 +52,7 @@ def transform_filter(sizes: Sizes, parts: int, w: Ref, u: Ref, number: jax.Array
             for second in range(2):
                 there = (c < sizes.inputs) & (k + second < sizes.outputs)
                 at = reads + int64(c * sizes.outputs + k + second) * 4
-                filters.append([[_load(at + (3 * y + x) * step, there, 1)[0] for x in range(3)] for y in range(3)])
+                filters.append([[_load(at, (3 * y + x) * step, there, 1)[0] for x in range(3)] for y in range(3)])
             at = writes + (int64(c) * sizes.padded_outputs + int64(k)) * 2
             for y in range(size):  # one row after another, which needs fewer registers
                 rows_ = [[_times(g[y : y + 1], [row[x] for row in f])[0] for x in range(3)] for f in filters]
@@ -69,7 +69,9 @@ def transform_filter(sizes: Sizes, parts: int, w: Ref, u: Ref, number: jax.Array
     emit(w, u, number)
 
 
-def transform_input(sizes: Sizes, tiles: int, x: Ref, v: Ref, group: jax.Array, number: jax.Array, slot: jax.Array) -> None:
+def transform_input(
+    sizes: ConvolutionSizes, tiles: int, x: Ref, v: Ref, group: jax.Array, number: jax.Array, slot: jax.Array
+) -> None:
     """Runs INPUT task `number` of a group: V = B^T d B for `tiles` tiles and all channels.
 
     Args:
@@ -100,47 +102,60 @@ def transform_input(sizes: Sizes, tiles: int, x: Ref, v: Ref, group: jax.Array, 
             for h in range(size):
                 inside = _within(y + h, sizes.height)
                 at = reads + (start + h * sizes.width * sizes.inputs) * 4
-                loaded.append([_load(at + 4 * j * sizes.inputs, inside & inside_x[j], wide) for j in range(size)])
+                loaded.append([_load(at, 4 * j * sizes.inputs, inside & inside_x[j], wide) for j in range(size)])
             done = [_both(b, [[e[n] for e in row_] for row_ in loaded]) for n in range(wide)]
             at = int64(scalar(slot) * (sizes.positions * sizes.rows) + row) * sizes.padded_inputs + int64(c)
             for p in range(sizes.positions):
                 h, j = divmod(p, size)
-                _store(writes + (at + p * sizes.rows * sizes.padded_inputs) * 4, None, [values[h][j] for values in done])
+                below = 4 * p * sizes.rows * sizes.padded_inputs
+                _store(writes + at * 4, below, None, [values[h][j] for values in done])
 
         _for_each(tiles * across, item)
 
     emit(x, v, group, number, slot)
 
 
-def transform_output(sizes: Sizes, tiles: int, products: Ref, y: Ref, group: jax.Array, number: jax.Array, slot: jax.Array) -> None:
-    """Runs OUTPUT task `number` of a group: Y = A^T M A for `tiles` tiles and all channels; see `transform_input`."""
+def transform_output(
+    sizes: ConvolutionSizes,
+    tiles: int,
+    products: Ref,
+    y: Ref,
+    counters: Ref,
+    group: jax.Array,
+    number: jax.Array,
+    slot: jax.Array,
+) -> None:
+    """Runs OUTPUT task `number` of a group: Y = A^T M A for `tiles` tiles and all channels; see `transform_input`.
+
+    Once a task has waited in vain (`_tasks.counters`), outputs are NaN.
+    """
     wide = vector(sizes.outputs, sizes.m)
     across, size = -(-sizes.outputs // wide), sizes.m + 2
     a, _, _ = matrices(sizes.m)
 
-    @inline_mgpu(arg_types=(REF, REF, SCALAR, SCALAR, SCALAR))
-    def emit(ctx: Context, products: MemRef, y: MemRef, group: Scalar, number: Scalar, slot: Scalar) -> None:
+    @inline_mgpu(arg_types=(REF, REF, REF, SCALAR, SCALAR, SCALAR))
+    def emit(ctx: Context, products: MemRef, y: MemRef, counters: MemRef, group: Scalar, number: Scalar, slot: Scalar) -> None:
         reads, writes = address(products, 1), address(y, 1)
+        i32 = ir.IntegerType.get_signless(32)
+        lost = ptx("ld.relaxed.gpu.global.u32 $0, [$1];", i32, address(counters, 1)) != 0
 
         def item(i: I32) -> None:
             row, k = scalar(number) * tiles + i // across, i % across * wide
             n, top, left, present = _tile(sizes, scalar(group) * sizes.rows + row)
             at = int64(scalar(slot) * (sizes.positions * sizes.rows) + row) * sizes.padded_outputs + int64(k)
-            step = sizes.rows * sizes.padded_outputs
-            loaded = [
-                [_load(reads + (at + (h * size + j) * step) * 4, present, wide) for j in range(size)] for h in range(size)
-            ]
+            step = 4 * sizes.rows * sizes.padded_outputs
+            loaded = [[_load(reads + at * 4, (h * size + j) * step, present, wide) for j in range(size)] for h in range(size)]
             done = [_both(a, [[e[n] for e in row_] for row_ in loaded]) for n in range(wide)]
             start = ((int64(n) * sizes.out_height + int64(top)) * sizes.out_width + int64(left)) * sizes.outputs + int64(k)
             for h in range(sizes.m):
                 for j in range(sizes.m):
                     inside = present & (top + h < sizes.out_height) & (left + j < sizes.out_width)
-                    where = writes + (start + (h * sizes.out_width + j) * sizes.outputs) * 4
-                    _store(where, inside, [values[h][j] for values in done])
+                    below = 4 * (h * sizes.out_width + j) * sizes.outputs
+                    _store(writes + start * 4, below, inside, [select(lost, math.nan, values[h][j]) for values in done])
 
         _for_each(tiles * across, item)
 
-    emit(products, y, group, number, slot)
+    emit(products, y, counters, group, number, slot)
 
 
 def _for_each(count: int, item: Callable[[I32], None]) -> None:
@@ -152,7 +167,7 @@ def _for_each(count: int, item: Callable[[I32], None]) -> None:
         scf.yield_([])
 
 
-def _tile(sizes: Sizes, tile: I32) -> tuple[I32, I32, I32, Predicate]:
+def _tile(sizes: ConvolutionSizes, tile: I32) -> tuple[I32, I32, I32, Predicate]:
     """The image of a tile, its first output row and column, and whether there is such a tile."""
     each = sizes.tiles_down * sizes.tiles_across
     image, rest = tile // each, tile % each
@@ -163,27 +178,27 @@ def _within(at: I32, length: int) -> Predicate:
     return (at >= 0) & (at < length)
 
 
-def _load(at: GlobalAddress, present: Predicate, wide: int) -> list[F32]:
-    """Loads neighbouring elements, zeros if they are not `present`."""
+def _load(at: GlobalAddress, below: int, present: Predicate, wide: int) -> list[F32]:
+    """Loads neighbouring elements, `below` bytes after an address; zeros if they are not `present`."""
     f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
     zeros = "".join(f"mov.f32 ${n}, 0f00000000;" for n in range(wide))
     out = "$0" if wide == 1 else f"{{{', '.join(f'${n}' for n in range(wide))}}}"
     kind = "f32" if wide == 1 else f"v{wide}.f32"
-    text = f"{{.reg .pred p; setp.ne.s32 p, ${wide + 1}, 0; {zeros} @p ld.global.{kind} {out}, [${wide}];}}"
+    text = f"{{.reg .pred p; setp.ne.s32 p, ${wide + 1}, 0; {zeros} @p ld.global.{kind} {out}, [${wide}+{below}];}}"
     made = ptx(text, [f32] * wide, at, zero_extended(i32, present))
     return list(made)
 
 
-def _store(at: GlobalAddress, present: Predicate | None, values: Sequence[F32]) -> None:
-    """Stores neighbouring elements, if they are `present`."""
+def _store(at: GlobalAddress, below: int, present: Predicate | None, values: Sequence[F32]) -> None:
+    """Stores neighbouring elements, `below` bytes after an address, if they are `present`."""
     wide = len(values)
     names = [f"${n + 1}" for n in range(wide)]
     kind, data = ("f32", names[0]) if wide == 1 else (f"v{wide}.f32", f"{{{', '.join(names)}}}")
     if present is None:
-        ptx(f"st.global.{kind} [$0], {data};", [], at, *values)
+        ptx(f"st.global.{kind} [$0+{below}], {data};", [], at, *values)
         return
     i32 = ir.IntegerType.get_signless(32)
-    text = f"{{.reg .pred p; setp.ne.s32 p, ${wide + 1}, 0; @p st.global.{kind} [$0], {data};}}"
+    text = f"{{.reg .pred p; setp.ne.s32 p, ${wide + 1}, 0; @p st.global.{kind} [$0+{below}], {data};}}"
     ptx(text, [], at, *values, zero_extended(i32, present))
 
 
@@ -219,5 +234,3 @@ def _rounded(pair: Sequence[F32]) -> tuple[Value, list[F32]]:
     packed = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", i32, *pair)
     near = [bitcast(f32, packed << 16), bitcast(f32, packed & -65536)]
     return packed, [a - b for a, b in zip(pair, near, strict=True)]
-
-

@@ -46,7 +46,7 @@ def _product(roots: list[Fraction]) -> list[Fraction]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class ConvolutionSizes:
     """The sizes of one convolution, in NHWC.
 
     Attributes:
@@ -123,12 +123,13 @@ class Sizes:
 
 
 CHUNK = 32  # the input channels that a product sums at a time
+FILTER_ROWS = 16  # the input channels of a FILTER task
 
 
 def staged(x: jax.Array, w: jax.Array, padding: tuple[tuple[int, int], tuple[int, int]], m: int) -> jax.Array:
     """Convolves x of shape (N, H, W, C) with w of shape (3, 3, C, K), one stage after another, in the dtype of x."""
     a, g, b = (jnp.asarray(matrix, x.dtype) for matrix in matrices(m))
-    s = Sizes(*x.shape, w.shape[3], padding, m)
+    s = ConvolutionSizes(*x.shape, w.shape[3], padding, m)
     down, across, size = s.tiles_down, s.tiles_across, m + 2
     fill = [(low, n * m + 2 - length - low) for (low, _), n, length in zip(padding, (down, across), x.shape[1:3], strict=True)]
     x = jnp.pad(x, ((0, 0), *fill, (0, 0)))

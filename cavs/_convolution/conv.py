@@ -1,0 +1,200 @@
+"""`conv`: convolutions with filters of 3 x 3, by Winograd's algorithm as tasks of one launch where that is fastest."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._convolution import layouts
+from cavs.kernels import ConvolutionSizes, Target, convolve, persistent
+
+Padding: TypeAlias = Literal["SAME", "VALID"] | Sequence[tuple[int, int]]
+Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+Algorithm: TypeAlias = Literal["xla", "winograd"] | None
+ALGORITHMS = (None, "xla", "winograd")
+DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+
+def conv(
+    x: jax.Array,
+    w: jax.Array,
+    padding: Padding = "SAME",
+    *,
+    precision: Any = None,
+    algorithm: Algorithm = None,
+) -> jax.Array:
+    """Convolves images with filters of 3 x 3, stride 1.
+
+    It replaces `jax.lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))`, and does the
+    same. Float32 products (`precision="highest"`, or `jax.default_matmul_precision("highest")`) on a Hopper GPU run by Winograd's
+    algorithm, all stages as tasks of one launch, where that is faster than XLA's convolution: the first time that a size is
+    traced, both are timed on the GPU, within some seconds, and the result is kept in `~/.cache/cavs`. Everything else runs by
+    XLA. `explain_conv` says what runs.
+
+    Composes with `jax.jit`, `jax.grad`, `jax.vmap`, `jax.shard_map` and `jax.checkpoint`. Forward-mode derivatives (`jax.jvp`)
+    need `algorithm="xla"`.
+
+    Args:
+        x: float[N, H, W, C], the images.
+        w: float[3, 3, C, K], the filters.
+        padding: "SAME", "VALID", or zeros ((above, below), (left, right)).
+        precision: As in `jax.lax.conv_general_dilated`. Of float32 products, each sum's error is about that of a direct
+            convolution, or smaller.
+        algorithm: "xla" or "winograd" instead of what is fastest. "winograd" takes the first candidate, without measuring.
+
+    Returns:
+        float[N, H', W', K], where H' is H plus the padding minus 2.
+
+    Raises:
+        TypeError: `x` and `w` are not arrays of floats of one dtype.
+        ValueError: a shape, `padding` or `algorithm` is not as above; or `algorithm="winograd"` cannot run here.
+
+    Source: MegaKernels (Jia et al. 2022), sections 4 to 6.
+    """
+    x, w = _checked(x, w)
+    pads = _pads(padding, x.shape)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f'conv: algorithm: got {algorithm!r}; expected None, "xla" or "winograd".')
+    why = _unfit(x, w, pads, precision)
+    if algorithm == "winograd" and why:
+        raise ValueError(f'conv: algorithm: got "winograd", but {why}. Write algorithm=None.')
+    if algorithm == "xla" or why:
+        return _xla(x, w, pads, precision)
+    return _convolved(x, w, pads, algorithm == "winograd")
+
+
+def explain_conv(x: Any, w: Any, padding: Padding = "SAME", *, precision: Any = None) -> str:
+    """Returns which algorithm runs `conv` for arrays of these shapes, and why.
+
+    Args:
+        x: The images: an array or a `jax.ShapeDtypeStruct`.
+        w: The filters.
+        padding: As in `conv`.
+        precision: As in `conv`.
+    """
+    x, w = (jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in (x, w))
+    _check_shapes(x, w)
+    pads = _pads(padding, x.shape)
+    why = _unfit(x, w, pads, precision)
+    if why:
+        return f"XLA's convolution: {why}."
+    choice = _choice(x.shape, w.shape[3], pads)
+    measured = ", ".join(f"{name} {us:.0f} us" for name, us in sorted(choice.times.items(), key=lambda pair: pair[1]))
+    if choice.layout is None:
+        return f"XLA's convolution, which was fastest: {measured}."
+    m = choice.layout.m
+    return f"Winograd's algorithm F({m}x{m},3x3), its stages as tasks of one launch. Measured: {measured}."
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _convolved(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> jax.Array:
+    return _one(x, w, pads, forced)
+
+
+def _forward(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _convolved(x, w, pads, forced), (x, w)
+
+
+def _backward(pads: Pads, forced: bool, kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = kept
+    # With respect to x: a convolution with the filters turned round, as wide as x.
+    turned = jnp.flip(w, (0, 1)).swapaxes(2, 3)
+    back = tuple((2 - low, 2 - high) for low, high in pads)
+    if min(map(min, back)) < 0:
+        _, dx_of = jax.vjp(lambda x: _xla(x, w, pads, lax.Precision.HIGHEST), x)
+        (dx,) = dx_of(dy)
+    else:
+        dx = _convolved(dy, turned, back, forced)
+    _, dw_of = jax.vjp(lambda w: _xla(x, w, pads, lax.Precision.HIGHEST), w)
+    return dx, *dw_of(dy)
+
+
+_convolved.defvjp(_forward, _backward)
+
+
+def _one(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> jax.Array:
+    """Runs one convolution, batched by `jax.vmap` if need be."""
+
+    @jax.custom_batching.custom_vmap
+    def run(x: jax.Array, w: jax.Array) -> jax.Array:
+        if forced:
+            sizes = ConvolutionSizes(*x.shape, w.shape[3], pads, 4, columns=64)
+            return convolve(x, w, pads, next(iter(layouts.candidates(sizes, Target.here()).values())))
+        layout = _choice(x.shape, w.shape[3], pads).layout
+        return _xla(x, w, pads, lax.Precision.HIGHEST) if layout is None else convolve(x, w, pads, layout)
+
+    @run.def_vmap
+    def batches(size: int, batched: list[bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, bool]:
+        if batched[1]:  # filters of their own for each: one launch after another
+            whole = lambda a, of: a if of else jnp.broadcast_to(a, (size, *a.shape))  # noqa: E731
+            return lax.map(lambda pair: run(*pair), (whole(x, batched[0]), w)), True
+        y = run(x.reshape(-1, *x.shape[2:]), w)
+        return y.reshape(size, -1, *y.shape[1:]), True
+
+    return run(x, w)
+
+
+def _choice(shape: tuple[int, ...], outputs: int, pads: Pads) -> layouts.ConvolutionChoice:
+    sizes = ConvolutionSizes(*shape, outputs, pads, 4)
+    return layouts.choose(sizes, Target.here(), lambda x, w: _xla(x, w, pads, lax.Precision.HIGHEST))
+
+
+def _xla(x: jax.Array, w: jax.Array, pads: Pads, precision: Any) -> jax.Array:
+    return lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=DIMENSIONS, precision=precision)
+
+
+def _unfit(x: Any, w: Any, pads: Pads, precision: Any) -> str | None:
+    """Why Winograd's algorithm does not run a convolution, or `None`."""
+    if not x.dtype == w.dtype == jnp.float32:
+        return f"the arrays are {x.dtype} and {w.dtype}, and the launch takes float32"
+    if not _asks_float32(precision):
+        return (
+            'products are not asked to be float32, and tensor cores run a direct convolution faster; write precision="highest"'
+        )
+    if min(map(min, pads)) < 0 or 0 in (*x.shape, *w.shape) or min(n + sum(p) - 2 for n, p in zip(x.shape[1:3], pads)) < 1:
+        return "there is nothing to compute, or a padding is negative"
+    return persistent.unsupported(Target.here())
+
+
+def _asks_float32(precision: Any) -> bool:
+    if isinstance(precision, tuple | list):
+        return all(map(_asks_float32, precision))
+    asked = jax.config.jax_default_matmul_precision if precision is None else precision  # type: ignore
+    return str(asked).lower().rsplit(".", 1)[-1] in ("highest", "float32", "f32_f32_f32")
+
+
+def _checked(x: Any, w: Any) -> tuple[jax.Array, jax.Array]:
+    for name, value in (("x", x), ("w", w)):
+        if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.floating):
+            got = getattr(value, "dtype", type(value).__name__)
+            raise TypeError(f"conv: {name}: got {got}; expected an array of floats. Write jnp.asarray({name}, jnp.float32).")
+    _check_shapes(x, w)
+    if x.dtype != w.dtype:
+        raise TypeError(f"conv: w: got {w.dtype}, and x has {x.dtype}; expected one dtype. Write w.astype(x.dtype).")
+    return jnp.asarray(x), jnp.asarray(w)
+
+
+def _check_shapes(x: Any, w: Any) -> None:
+    if len(x.shape) != 4:
+        raise ValueError(f"conv: x: got shape {x.shape}; expected (N, H, W, C). For one image, write x[None].")
+    if len(w.shape) != 4 or w.shape[:2] != (3, 3) or w.shape[2] != x.shape[3]:
+        raise ValueError(
+            f"conv: w: got shape {w.shape}; expected (3, 3, {x.shape[3]}, K), as x has {x.shape[3]} channels. "
+            "For filters of other sizes, write jax.lax.conv_general_dilated."
+        )
+
+
+def _pads(padding: Any, shape: tuple[int, ...]) -> Pads:
+    if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
+        side = 1 if padding.upper() == "SAME" else 0
+        return ((side, side), (side, side))
+    try:
+        (top, bottom), (left, right) = padding
+        return ((int(top), int(bottom)), (int(left), int(right)))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f'conv: padding: got {padding!r}; expected "SAME", "VALID" or ((above, below), (left, right)).'
+        ) from None

@@ -1,0 +1,218 @@
+"""`cavs.conv`, the algorithm of Winograd, and the task mapping of MegaKernels."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import cavs
+from cavs._convolution import conv as conv_module, layouts
+from cavs.kernels import H200, ConvolutionSizes, Distances, Target, convolve
+from cavs.kernels._tasks.launch import convolve_in_stages, counts_of
+from cavs.kernels._tasks.mapping import FILTER, INPUT, OUTPUT, PRODUCT, TaskCounts, task_mapping
+from cavs.kernels._tasks.winograd import matrices, staged
+
+SAME = ((1, 1), (1, 1))
+ODD = {  # (N, H, W, C, K) and padding
+    "one pixel": ((1, 1, 1, 1, 1), SAME),
+    "odd sides": ((2, 5, 7, 3, 4), SAME),
+    "no padding": ((1, 3, 3, 2, 2), ((0, 0), (0, 0))),
+    "wide padding": ((2, 8, 6, 5, 3), ((2, 2), (0, 3))),
+    "channels": ((3, 9, 9, 33, 65), ((0, 0), (2, 1))),
+    "groups": ((4, 28, 28, 64, 64), SAME),
+    "1000 channels": ((1, 3, 60, 1000, 2), SAME),
+}
+
+
+def draw(sizes: tuple[int, ...], dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    n, h, w, c, k = sizes
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((n, h, w, c)).astype(dtype), rng.standard_normal((3, 3, c, k)).astype(dtype)
+
+
+def direct(x: Any, w: Any, pads: Any) -> jax.Array:
+    return lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"), precision="highest")
+
+
+def in_float64(x: np.ndarray, w: np.ndarray, pads: Any) -> np.ndarray:
+    """The reference: nine shifted products, in NumPy."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    x = np.pad(x, ((0, 0), *pads, (0, 0)))
+    height, width = x.shape[1] - 2, x.shape[2] - 2
+    return sum(x[:, i : i + height, j : j + width] @ w[i, j] for i in range(3) for j in range(3))  # type: ignore
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_matrices_multiply_polynomials(m: int) -> None:
+    a, g, b = matrices(m)
+    rng = np.random.default_rng(m)
+    d, f = rng.standard_normal(m + 2), rng.standard_normal(3)
+    np.testing.assert_allclose(a @ ((g @ f) * (b @ d)), np.correlate(d, f), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_stages_equal_a_direct_convolution(m: int, name: str) -> None:
+    sizes, pads = ODD[name]
+    with jax.enable_x64(True):
+        x, w = draw(sizes, np.float64)
+        np.testing.assert_allclose(staged(jnp.asarray(x), jnp.asarray(w), pads, m), in_float64(x, w, pads), atol=1e-11)
+
+
+@pytest.mark.parametrize("counts", [TaskCounts(3, 7, 2, 4, 3), TaskCounts(1, 20, 4, 16, 8), TaskCounts(2, 5, 1, 2, 1)])
+@pytest.mark.parametrize("distances", [(1, 1, 1), (2, 3, 1), (4, 4, 2), (3, 8, 3), (8, 8, 1)])
+def test_a_task_comes_after_those_it_needs_and_those_it_overwrites(counts: TaskCounts, distances: Any) -> None:
+    found = Distances(*distances)
+    tasks = task_mapping(counts, found)
+    each = {INPUT: counts.inputs, PRODUCT: counts.products, OUTPUT: counts.outputs}
+    expected = {(FILTER, 0, n) for n in range(counts.filters)}
+    expected |= {(kind, g, n) for kind, count in each.items() for g in range(counts.groups) for n in range(count)}
+    assert sorted(map(tuple, tasks.tolist())) == sorted(expected)
+    place = np.arange(len(tasks))
+    first = lambda kind, g: place[(tasks[:, 0] == kind) & (tasks[:, 1] == g)].min()
+    last = lambda kind, g: place[(tasks[:, 0] == kind) & (tasks[:, 1] == g)].max() if g >= 0 else -1
+    for g in range(counts.groups):
+        assert first(INPUT, g) > last(PRODUCT, g - found.input_slots)
+        assert first(PRODUCT, g) > max(last(INPUT, g), last(FILTER, 0), last(OUTPUT, g - found.output_slots))
+        assert first(OUTPUT, g) > last(PRODUCT, g)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_layouts_fit_the_chip(name: str) -> None:
+    sizes, pads = ODD[name]
+    s = ConvolutionSizes(*sizes, pads, 4, columns=64)
+    for layout in layouts.candidates(s, H200).values():
+        copying, transforming, multiplying = layout.registers
+        warpgroups = layout.transformers + 3
+        # The registers that a launch begins with are all that its warpgroups can share.
+        held = 65536 // (128 * warpgroups) // 8 * 8 * warpgroups
+        assert copying + layout.transformers * transforming + 2 * multiplying <= held
+        assert layout.stages * (16 * 1024 + 3 * 64 * layout.columns) <= H200.shared_memory
+        assert layout.blocks <= H200.multiprocessors
+        counts = counts_of(s, layout)
+        assert counts.inputs * layout.input_tiles == counts.outputs * layout.output_tiles == s.rows
+
+
+def test_conv_is_a_convolution_on_any_device() -> None:
+    x, w = draw((2, 6, 5, 3, 4))
+    for padding, pads in (("SAME", SAME), ("VALID", ((0, 0), (0, 0))), (((2, 0), (1, 3)), ((2, 0), (1, 3)))):
+        for precision in (None, "highest"):
+            y = cavs.conv(jnp.asarray(x), jnp.asarray(w), padding, precision=precision)
+            np.testing.assert_allclose(y, in_float64(x, w, pads), atol=1e-4)
+
+
+WRONG = {
+    "no channels": (dict(x=np.ones((4, 4, 3))), ValueError, r"conv: x: got shape \(4, 4, 3\); expected \(N, H, W, C\)"),
+    "filters": (dict(w=np.ones((5, 5, 3, 2))), ValueError, r"conv: w: got shape \(5, 5, 3, 2\); expected \(3, 3, 3, K\)"),
+    "integers": (dict(x=np.ones((1, 4, 4, 3), np.int32)), TypeError, "conv: x: got int32; expected an array of floats"),
+    "list": (dict(x=[1.0]), TypeError, "conv: x: got list"),
+    "two dtypes": (dict(w=np.ones((3, 3, 3, 2), np.float16)), TypeError, r"conv: w: got float16.*w.astype\(x.dtype\)"),
+    "padding": (dict(padding="FULL"), ValueError, "conv: padding: got 'FULL'; expected"),
+    "algorithm": (dict(algorithm="fft"), ValueError, 'conv: algorithm: got \'fft\'; expected None, "xla" or "winograd"'),
+    "winograd here": (dict(algorithm="winograd", precision="highest"), ValueError, 'got "winograd", but its kernels need'),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_name_the_argument(name: str) -> None:
+    given, kind, text = WRONG[name]
+    if name == "winograd here" and Target.here().is_hopper:
+        pytest.skip("this is a Hopper GPU")
+    ready = {"x": np.ones((1, 4, 4, 3), np.float32), "w": np.ones((3, 3, 3, 2), np.float32)}
+    with pytest.raises(kind, match=text):
+        cavs.conv(**(ready | given))
+
+
+@pytest.fixture
+def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs the logic of `conv` as on a Hopper GPU, with `staged` for the launch. Returns a record of what was asked."""
+    asked: list[str] = []
+    found = next(iter(layouts.candidates(ConvolutionSizes(2, 6, 6, 4, 4, SAME, 4, columns=64), H200).values()))
+
+    def choose(sizes: ConvolutionSizes, target: Target, run_xla: Any) -> layouts.ConvolutionChoice:
+        asked.append(f"{sizes.images} x {sizes.height} x {sizes.width}")
+        return layouts.ConvolutionChoice(found if sizes.height > 2 else None, {"a": 1.0, "xla": 2.0})
+
+    monkeypatch.setattr(conv_module, "convolve", lambda x, w, padding, layout: staged(x, w, padding, layout.m))
+    monkeypatch.setattr(conv_module.layouts, "choose", choose)
+    monkeypatch.setattr(conv_module.persistent, "unsupported", lambda target: None)
+    return asked
+
+
+def test_conv_composes_with_transformations(as_on_a_card: list[str]) -> None:
+    x, w = map(jnp.asarray, draw((2, 6, 6, 4, 4)))
+    conv = functools.partial(cavs.conv, precision="highest")
+    for pads in (SAME, ((2, 1), (0, 2)), ((3, 0), (1, 1))):
+        ours, theirs = functools.partial(conv, padding=pads), functools.partial(direct, pads=pads)
+        loss = lambda f, x, w: jnp.sum(jnp.sin(f(x, w)))
+        for wrap in (lambda f: f, jax.jit, jax.checkpoint):
+            got, expected = (jax.grad(functools.partial(loss, wrap(f)), (0, 1))(x, w) for f in (ours, theirs))
+            jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4), got, expected)
+        second = [jax.grad(lambda w, f=f: jnp.sum(jax.grad(functools.partial(loss, f))(x, w) ** 2))(w) for f in (ours, theirs)]
+        np.testing.assert_allclose(*second, rtol=2e-3, atol=2e-3)
+    xs, ws = jnp.stack([x, 2 * x, -x]), jnp.stack([w, w + 1, -w])
+    for axes in ((0, None), (None, 0), (0, 0)):
+        args = [a if axis == 0 else a[0] for a, axis in zip((xs, ws), axes, strict=True)]
+        got = jax.vmap(jax.grad(lambda x, w: jnp.sum(conv(x, w) ** 2), (0, 1)), axes)(*args)
+        expected = jax.vmap(jax.grad(lambda x, w: jnp.sum(direct(x, w, SAME) ** 2), (0, 1)), axes)(*args)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), got, expected)
+    assert "6 x 6 x 6" in as_on_a_card  # images of jax.vmap run as one batch
+    assert "Winograd's algorithm F(4x4,3x3)" in cavs.explain_conv(x, w, precision="highest")
+    assert "XLA's convolution, which was fastest" in cavs.explain_conv(x[:, :2], w, precision="highest")
+    assert 'write precision="highest"' in cavs.explain_conv(x, w)
+
+
+def test_a_choice_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(layouts, "convolve", lambda x, w, padding, layout: staged(x, w, padding, layout.m))
+    measured = itertools.count()
+    monkeypatch.setattr(layouts, "_microseconds", lambda *args: 100.0 - next(measured))
+    layouts._records.cache_clear()
+    sizes, target = ConvolutionSizes(1, 4, 4, 2, 2, SAME, 4), Target("gpu", "a card", "9.0")
+    choices = []
+    for _ in range(2):
+        choices.append(layouts.choose(sizes, target, functools.partial(direct, pads=SAME)))
+        layouts._records.cache_clear()  # as in the next process
+    assert choices[0].times == choices[1].times and choices[0].layout == choices[1].layout is not None
+    assert next(measured) == len(choices[0].times) > 1
+    assert (tmp_path / "cavs" / "convolutions-a-card.json").exists()
+    layouts._records.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_launch_equals_a_direct_convolution_on_the_card(m: int, name: str) -> None:
+    sizes, pads = ODD[name]
+    x, w = draw(sizes)
+    s = ConvolutionSizes(*sizes, pads, m, columns=64)
+    true = in_float64(x, w, pads)
+    error = lambda y: np.sqrt(np.mean((np.asarray(y, np.float64) - true) ** 2))
+    for share in (1, 4):
+        layout = layouts.layout(s, min(share, s.groups), Target.here())
+        run = jax.jit(functools.partial(convolve, padding=pads, layout=layout))
+        y = run(x, w)
+        assert error(y) <= {2: 1.5, 4: 4}[m] * max(error(direct(x, w, pads)), 1e-7 * np.abs(true).max())
+        assert (np.asarray(run(x, w)) == np.asarray(y)).all()  # bit for bit
+    apart = jax.jit(functools.partial(convolve_in_stages, padding=pads, layout=layout))(x, w)
+    np.testing.assert_array_equal(apart, y)
+
+
+@pytest.mark.gpu
+def test_gradients_of_conv_on_the_card() -> None:
+    for sizes, pads in (ODD["groups"], ODD["channels"]):
+        x, w = map(jnp.asarray, draw(sizes))
+        loss = lambda f, x, w: jnp.sum(jnp.sin(f(x, w)))
+        ours = functools.partial(cavs.conv, padding=pads, precision="highest", algorithm="winograd")
+        for wrap in (lambda f: f, jax.jit, jax.checkpoint):
+            got = jax.grad(functools.partial(loss, wrap(ours)), (0, 1))(x, w)
+            expected = jax.grad(functools.partial(loss, functools.partial(direct, pads=pads)), (0, 1))(x, w)
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=2e-3), got, expected)
+        xs = jnp.stack([x, x + 1])
+        np.testing.assert_allclose(jax.vmap(ours, (0, None))(xs, w)[1], direct(x + 1, w, pads), rtol=1e-3, atol=1e-3)
+        assert "Measured" in (said := cavs.explain_conv(x, w, pads, precision="highest")) or "fastest" in said
