@@ -35,6 +35,10 @@ def draw(sizes: tuple[int, ...], dtype: Any = np.float32) -> tuple[np.ndarray, n
     return rng.standard_normal((n, h, w, c)).astype(dtype), rng.standard_normal((3, 3, c, k)).astype(dtype)
 
 
+def loss(f: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sin(f(x, w)))
+
+
 def direct(x: Any, w: Any, pads: Any) -> jax.Array:
     return lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"), precision="highest")
 
@@ -73,19 +77,21 @@ def test_a_task_comes_after_those_it_needs_and_those_it_overwrites(counts: TaskC
     expected = {(FILTER, 0, n) for n in range(counts.filters)}
     expected |= {(kind, g, n) for kind, count in each.items() for g in range(counts.groups) for n in range(count)}
     assert sorted(map(tuple, tasks.tolist())) == sorted(expected)
-    place = np.arange(len(tasks))
-    first = lambda kind, g: place[(tasks[:, 0] == kind) & (tasks[:, 1] == g)].min()
-    last = lambda kind, g: place[(tasks[:, 0] == kind) & (tasks[:, 1] == g)].max() if g >= 0 else -1
+
+    def places(kind: int, g: int) -> np.ndarray:
+        return np.flatnonzero((tasks[:, 0] == kind) & (tasks[:, 1] == g)) if g >= 0 else np.array([-1])
+
     for g in range(counts.groups):
-        assert first(INPUT, g) > last(PRODUCT, g - found.input_slots)
-        assert first(PRODUCT, g) > max(last(INPUT, g), last(FILTER, 0), last(OUTPUT, g - found.output_slots))
-        assert first(OUTPUT, g) > last(PRODUCT, g)
+        assert places(INPUT, g).min() > places(PRODUCT, g - found.input_slots).max()
+        before = (INPUT, g), (FILTER, 0), (OUTPUT, g - found.output_slots)
+        assert places(PRODUCT, g).min() > max(places(*group).max() for group in before)
+        assert places(OUTPUT, g).min() > places(PRODUCT, g).max()
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_layouts_fit_the_chip(name: str) -> None:
     sizes, pads = ODD[name]
-    s = ConvolutionSizes(*sizes, pads, 4, columns=64)
+    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, 4, layouts.COLUMNS)
     for layout in layouts.candidates(s, H200).values():
         copying, transforming, multiplying = layout.registers
         warpgroups = layout.transformers + 3
@@ -132,7 +138,7 @@ def test_errors_name_the_argument(name: str) -> None:
 def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs the logic of `conv` as on a Hopper GPU, with `staged` for the launch. Returns a record of what was asked."""
     asked: list[str] = []
-    found = next(iter(layouts.candidates(ConvolutionSizes(2, 6, 6, 4, 4, SAME, 4, columns=64), H200).values()))
+    found = next(iter(layouts.candidates(ConvolutionSizes.of((2, 6, 6, 4), 4, SAME, 4, layouts.COLUMNS), H200).values()))
 
     def choose(sizes: ConvolutionSizes, target: Target, run_xla: Any) -> layouts.ConvolutionChoice:
         asked.append(f"{sizes.images} x {sizes.height} x {sizes.width}")
@@ -149,7 +155,6 @@ def test_conv_composes_with_transformations(as_on_a_card: list[str]) -> None:
     conv = functools.partial(cavs.conv, precision="highest")
     for pads in (SAME, ((2, 1), (0, 2)), ((3, 0), (1, 1))):
         ours, theirs = functools.partial(conv, padding=pads), functools.partial(direct, pads=pads)
-        loss = lambda f, x, w: jnp.sum(jnp.sin(f(x, w)))
         for wrap in (lambda f: f, jax.jit, jax.checkpoint):
             got, expected = (jax.grad(functools.partial(loss, wrap(f)), (0, 1))(x, w) for f in (ours, theirs))
             jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4), got, expected)
@@ -173,7 +178,7 @@ def test_a_choice_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp
     measured = itertools.count()
     monkeypatch.setattr(layouts, "_microseconds", lambda *args: 100.0 - next(measured))
     layouts._records.cache_clear()
-    sizes, target = ConvolutionSizes(1, 4, 4, 2, 2, SAME, 4), Target("gpu", "a card", "9.0")
+    sizes, target = ConvolutionSizes.of((1, 4, 4, 2), 2, SAME, 4), Target("gpu", "a card", "9.0")
     choices = []
     for _ in range(2):
         choices.append(layouts.choose(sizes, target, functools.partial(direct, pads=SAME)))
@@ -190,9 +195,12 @@ def test_a_choice_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp
 def test_the_launch_equals_a_direct_convolution_on_the_card(m: int, name: str) -> None:
     sizes, pads = ODD[name]
     x, w = draw(sizes)
-    s = ConvolutionSizes(*sizes, pads, m, columns=64)
+    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, m, layouts.COLUMNS)
     true = in_float64(x, w, pads)
-    error = lambda y: np.sqrt(np.mean((np.asarray(y, np.float64) - true) ** 2))
+
+    def error(y: jax.Array) -> float:
+        return float(np.sqrt(np.mean((np.asarray(y, np.float64) - true) ** 2)))
+
     for share in (1, 4):
         layout = layouts.layout(s, min(share, s.groups), Target.here())
         run = jax.jit(functools.partial(convolve, padding=pads, layout=layout))
@@ -205,14 +213,25 @@ def test_the_launch_equals_a_direct_convolution_on_the_card(m: int, name: str) -
 
 @pytest.mark.gpu
 def test_gradients_of_conv_on_the_card() -> None:
-    for sizes, pads in (ODD["groups"], ODD["channels"]):
-        x, w = map(jnp.asarray, draw(sizes))
-        loss = lambda f, x, w: jnp.sum(jnp.sin(f(x, w)))
-        ours = functools.partial(cavs.conv, padding=pads, precision="highest", algorithm="winograd")
-        for wrap in (lambda f: f, jax.jit, jax.checkpoint):
-            got = jax.grad(functools.partial(loss, wrap(ours)), (0, 1))(x, w)
-            expected = jax.grad(functools.partial(loss, functools.partial(direct, pads=pads)), (0, 1))(x, w)
+    sizes, pads = ODD["channels"]
+    x, w = map(jnp.asarray, draw(sizes))
+    ours = functools.partial(cavs.conv, padding=pads, precision="highest", algorithm="winograd")
+    expected = jax.jit(jax.grad(functools.partial(loss, functools.partial(direct, pads=pads)), (0, 1)))(x, w)
+    for wrap in (lambda f: f, jax.checkpoint):
+        gradient = jax.grad(functools.partial(loss, wrap(ours)), (0, 1))
+        for got in (gradient(x, w), jax.jit(gradient)(x, w)):
             jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=2e-3), got, expected)
-        xs = jnp.stack([x, x + 1])
-        np.testing.assert_allclose(jax.vmap(ours, (0, None))(xs, w)[1], direct(x + 1, w, pads), rtol=1e-3, atol=1e-3)
-        assert "Measured" in (said := cavs.explain_conv(x, w, pads, precision="highest")) or "fastest" in said
+    xs = jnp.stack([x, x + 1])
+    np.testing.assert_allclose(jax.vmap(ours, (0, None))(xs, w)[1], direct(x + 1, w, pads), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_what_is_fastest_is_measured_on_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    layouts._records.cache_clear()
+    x, w = map(jnp.asarray, draw((8, 14, 14, 64, 64)))
+    y = jax.jit(functools.partial(cavs.conv, precision="highest"))(x, w)
+    np.testing.assert_allclose(y, direct(x, w, SAME), rtol=1e-3, atol=1e-3)
+    said = cavs.explain_conv(x, w, precision="highest")
+    assert "xla" in said and "F(4x4,3x3), M=4" in said
+    layouts._records.cache_clear()

@@ -29,10 +29,10 @@ def conv(
     """Convolves images with filters of 3 x 3, stride 1.
 
     It replaces `jax.lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))`, and does the
-    same. Float32 products (`precision="highest"`, or `jax.default_matmul_precision("highest")`) on a Hopper GPU run by Winograd's
-    algorithm, all stages as tasks of one launch, where that is faster than XLA's convolution: the first time that a size is
-    traced, both are timed on the GPU, within some seconds, and the result is kept in `~/.cache/cavs`. Everything else runs by
-    XLA. `explain_conv` says what runs.
+    same. On a Hopper GPU, float32 products (`precision="highest"`, or `jax.default_matmul_precision("highest")`) run by
+    Winograd's algorithm, all stages as tasks of one launch, where that is faster than XLA's convolution: the first time that a
+    size is traced, both are timed on the GPU, within some seconds, and the result is kept in `~/.cache/cavs`. Everything else
+    runs by XLA. `explain_conv` says what runs.
 
     Composes with `jax.jit`, `jax.grad`, `jax.vmap`, `jax.shard_map` and `jax.checkpoint`. Forward-mode derivatives (`jax.jvp`)
     need `algorithm="xla"`.
@@ -109,19 +109,21 @@ def _backward(pads: Pads, forced: bool, kept: tuple[jax.Array, jax.Array], dy: j
     else:
         dx = _convolved(dy, turned, back, forced)
     _, dw_of = jax.vjp(lambda w: _xla(x, w, pads, lax.Precision.HIGHEST), w)
-    return dx, *dw_of(dy)
+    (dw,) = dw_of(dy)
+    return dx, dw
 
 
 _convolved.defvjp(_forward, _backward)
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3))  # traced once for each size, also outside of `jax.jit`
 def _one(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> jax.Array:
     """Runs one convolution, batched by `jax.vmap` if need be."""
 
     @jax.custom_batching.custom_vmap
     def run(x: jax.Array, w: jax.Array) -> jax.Array:
         if forced:
-            sizes = ConvolutionSizes(*x.shape, w.shape[3], pads, 4, columns=64)
+            sizes = ConvolutionSizes.of(x.shape, w.shape[3], pads, 4, layouts.COLUMNS)
             return convolve(x, w, pads, next(iter(layouts.candidates(sizes, Target.here()).values())))
         layout = _choice(x.shape, w.shape[3], pads).layout
         return _xla(x, w, pads, lax.Precision.HIGHEST) if layout is None else convolve(x, w, pads, layout)
@@ -138,7 +140,7 @@ def _one(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> jax.Array:
 
 
 def _choice(shape: tuple[int, ...], outputs: int, pads: Pads) -> layouts.ConvolutionChoice:
-    sizes = ConvolutionSizes(*shape, outputs, pads, 4)
+    sizes = ConvolutionSizes.of(shape, outputs, pads, 4, layouts.COLUMNS)
     return layouts.choose(sizes, Target.here(), lambda x, w: _xla(x, w, pads, lax.Precision.HIGHEST))
 
 
@@ -154,7 +156,8 @@ def _unfit(x: Any, w: Any, pads: Pads, precision: Any) -> str | None:
         return (
             'products are not asked to be float32, and tensor cores run a direct convolution faster; write precision="highest"'
         )
-    if min(map(min, pads)) < 0 or 0 in (*x.shape, *w.shape) or min(n + sum(p) - 2 for n, p in zip(x.shape[1:3], pads)) < 1:
+    out = [side + sum(pad) - 2 for side, pad in zip(x.shape[1:3], pads, strict=True)]
+    if min(map(min, pads)) < 0 or min(*out, *x.shape, *w.shape) < 1:
         return "there is nothing to compute, or a padding is negative"
     return persistent.unsupported(Target.here())
 

@@ -22,6 +22,7 @@ from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Distances, Target,
 
 VERSION = 1  # of the records; raise it when the launch changes
 XLA = "xla"  # the record of a convolution that XLA runs fastest
+COLUMNS = 64  # the output channels of a product: more would not leave registers for the small terms' own sums
 STAGE_BYTES = 16 * 1024  # of a chunk of rows in shared memory
 RUNS, REPEATS = 5, 3  # of a measurement: its best of `REPEATS` means over `RUNS`
 
@@ -71,11 +72,10 @@ def choose(sizes: ConvolutionSizes, target: Target, run_xla: Callable[[jax.Array
     """Returns what was fastest for a convolution on a device, and measures that if it is not known.
 
     Args:
-        sizes: The sizes; `m` and `columns` are ignored.
+        sizes: The sizes; `m` is ignored.
         target: The device.
         run_xla: Runs the convolution by XLA.
     """
-    sizes = dataclasses.replace(sizes, columns=64)
     named = candidates(sizes, target)
     key = json.dumps([VERSION, jax.__version__, *dataclasses.astuple(sizes)])
     records = _records(target.device_kind)

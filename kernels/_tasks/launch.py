@@ -1,14 +1,14 @@
 """The launch: thread blocks whose warpgroups have roles, and take tasks in the order of the mapping.
 
-MegaKernels runs a compute-bound and a memory-bound thread block side by side on a multiprocessor. On Hopper both are roles of one
-thread block: two warpgroups multiply, one copies their operands to shared memory, and two transform filters, inputs and outputs.
-Each role takes every n-th task of its kinds, so the hardware always has both to run.
+MegaKernels runs a compute-bound and a memory-bound thread block side by side on a multiprocessor. On Hopper both are roles of
+one thread block: two warpgroups multiply, one copies their operands to shared memory, and two to four transform filters, inputs
+and outputs. Each role takes every n-th task of its kinds, so a multiprocessor always has both to run.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,8 @@ from jax import lax
 
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels._tasks.mapping import FILTER, INPUT, OUTPUT, PRODUCT, Distances, TaskCounts, task_mapping
-from cavs.kernels._tasks.winograd import CHUNK, FILTER_ROWS, ConvolutionSizes
+from cavs.kernels._tasks.winograd import CHUNK, FILTER_ROWS, ConvolutionSizes, Padding
 from cavs.kernels.turns import begin_p, end_p
-
-Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
 MULTIPLIERS = 2  # warpgroups of a thread block
 ROWS = 64  # the tiles of a multiplying warpgroup
@@ -82,7 +80,7 @@ def counts_of(s: ConvolutionSizes, layout: ConvolutionLayout) -> TaskCounts:
 
 def convolve(x: jax.Array, w: jax.Array, padding: Padding, layout: ConvolutionLayout) -> jax.Array:
     """Convolves x, float32 of shape (N, H, W, C), with w of shape (3, 3, C, K), in one launch."""
-    s = ConvolutionSizes(*x.shape, w.shape[3], padding, layout.m, columns=layout.columns)
+    s = ConvolutionSizes.of(x.shape, w.shape[3], padding, layout.m, layout.columns)
     counts = counts_of(s, layout)
     counted = jax.new_ref(begin_p.bind(jnp.zeros(_num_counters(s), jnp.int32)))
     out = _launch(s, layout, x, w, _mapping(counts, layout.distances), counted, {})
@@ -94,7 +92,7 @@ def convolve_in_stages(x: jax.Array, w: jax.Array, padding: Padding, layout: Con
 
     This is what the fused launch is compared with (MegaKernels, section 7.2).
     """
-    s = ConvolutionSizes(*x.shape, w.shape[3], padding, layout.m, columns=layout.columns)
+    s = ConvolutionSizes.of(x.shape, w.shape[3], padding, layout.m, layout.columns)
     share = layout.distances.share
     whole = dataclasses.replace(layout, distances=Distances(share, max(share, s.groups), -(-s.groups // share)))
     products, others = _mapping(counts_of(s, layout), layout.distances)
@@ -132,18 +130,18 @@ def _launch(
     x: jax.Array,
     w: jax.Array,
     tasks: tuple[np.ndarray, np.ndarray],
-    counted: Ref,
-    held: dict[str, Ref],
+    counted: Any,
+    held: Mapping[str, Any],
 ) -> dict[str, jax.Array]:
-    """Runs products and other tasks in one launch. Returns what it writes, except for what is written to references in `held`."""
+    """Runs products and other tasks in one launch. Returns what it writes, but for what goes to the references in `held`."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     fresh = {name: kind for name, kind in _types(s, layout).items() if name not in held}
     parts, given = layout.parts, [jnp.asarray(t if len(t) else np.zeros((1, t.shape[1]), np.int32)) for t in tasks]
-    swizzled = lambda columns, swizzle: (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle))  # noqa: E731
+    tiled, swizzle = cast(Any, plgpu.TilingTransform), cast(Any, plgpu.SwizzleTransform)
     scratch = {
-        "rows": plgpu.SMEM((layout.stages, s.rows, CHUNK), jnp.float32, transforms=swizzled(32, 128)),
-        "filters": plgpu.SMEM((layout.stages, parts, CHUNK, s.columns), jnp.bfloat16, transforms=swizzled(32, 64)),
+        "rows": plgpu.SMEM((layout.stages, s.rows, CHUNK), jnp.float32, transforms=(tiled((8, 32)), swizzle(128))),
+        "filters": plgpu.SMEM((layout.stages, parts, CHUNK, s.columns), jnp.bfloat16, transforms=(tiled((8, 32)), swizzle(64))),
         "full": plgpu.Barrier(num_arrivals=1 + parts, num_barriers=layout.stages),
         "empty": plgpu.Barrier(num_arrivals=MULTIPLIERS, num_barriers=layout.stages),
     }
@@ -280,22 +278,23 @@ class _Roles:
         s, chunks, stages = self.s, self._chunks(), self.layout.stages
         wg, terms = lax.axis_index("wg"), TERMS[self.layout.parts]
 
-        # A task is counted when the next one is done: its results have long arrived then, and nothing waits for them. The next one
-        # is at most one step of the mapping later, so it needs nothing that waits for this one, if a step has enough tasks.
+        # A task is counted when the next one is computed: its results have arrived by then, and no time is lost in waiting for
+        # them. If a step of the mapping has a task for each thread block, the next task is at most one step later, and needs
+        # nothing that waits for this one.
         late = self.layout.distances.share * self.counts.products >= self.layout.blocks
 
         def task(i: jax.Array, carry: tuple) -> tuple:
             before, (group, position, block) = carry
             following = self._product(i + 1)
 
-            def compute(*sums: Ref) -> jax.Array:
+            def compute(*sums: Any) -> jax.Array:
                 def chunk(k: jax.Array, _: None) -> None:
                     stage = lax.rem(i * chunks + k, jnp.int32(stages))
                     plgpu.barrier_wait(self.full.at[stage])
                     here = self.rows.at[stage, pl.ds(wg * ROWS, ROWS)]
                     rest = plgpu.load(here, layout=plgpu.Layout.WGMMA)
                     split = []
-                    for _ in range(self.layout.parts):
+                    for _part in range(self.layout.parts):
                         split.append(rest.astype(jnp.bfloat16))
                         rest = rest - split[-1].astype(jnp.float32)
                     for a, b in terms:

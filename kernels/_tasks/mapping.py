@@ -1,8 +1,9 @@
 """The task mapping of MegaKernels (section 5.5, Algorithm 1): the order in which a launch begins its tasks.
 
-A launch has four kinds of tasks. FILTER tasks come first, as all products need them. The others belong to groups of tiles, and a
-group passes INPUT, PRODUCT and OUTPUT one after another. Tasks of different groups are interleaved: memory-bound and compute-bound
-tasks then run at the same time, and a task begins a distance after those that it depends on, so that it seldom waits.
+A launch has four kinds of tasks. FILTER tasks come first, as all products need them. The others belong to groups of tiles, and
+a group passes INPUT, PRODUCT and OUTPUT one after another. Tasks of different groups are interleaved: memory-bound and
+compute-bound tasks then run at the same time, and a task begins a distance after those that it depends on, so that it seldom
+waits.
 """
 
 import dataclasses
@@ -66,7 +67,7 @@ def task_mapping(counts: TaskCounts, distances: Distances) -> np.ndarray:
     Each task comes after all tasks that it depends on, and after those whose results it overwrites if the results of
     `input_slots` and `output_slots` groups are kept. So thread blocks that take tasks in this order never wait in a circle.
     """
-    share, steps = distances.share, -(-counts.groups // distances.share)
+    share = distances.share
 
     def tasks(kind: int, each: int, shift: int) -> tuple[np.ndarray, ...]:
         """Tasks with the step of the mapping's loop in which they come, and the turn of the inner loop."""
@@ -85,5 +86,4 @@ def task_mapping(counts: TaskCounts, distances: Distances) -> np.ndarray:
     kind, group, number, step, turn = map(np.concatenate, zip(*every, strict=True))
     early = step == -1  # initial INPUTs come group by group
     order = np.lexsort((number, group, kind, np.where(early, 0, turn), step))
-    assert steps >= 0
     return np.stack([kind, group, number], 1)[order]

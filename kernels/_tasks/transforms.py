@@ -1,7 +1,7 @@
 """The transformations of filters, inputs and outputs: task kinds FILTER, INPUT and OUTPUT (MegaKernels, section 3).
 
-A thread transforms one tile for a few neighbouring channels. Neighbouring threads have neighbouring channels, so that a warp reads
-and writes whole lines.
+A thread transforms one tile for one channel or two. Neighbouring threads have neighbouring channels, so that a warp reads and
+writes whole lines.
 """
 
 import math

@@ -6,12 +6,16 @@ filter. The elementwise products of all tiles and channels are (m + 2)^2 matrix 
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # zeros ((above, below), (left, right))
 
 # Where the polynomials of the algorithm are evaluated, besides at infinity. They decide the rounding errors.
 POINTS = {2: (0, 1, -1), 4: (0, Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2))}
@@ -22,8 +26,7 @@ def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns A^T of shape (m, m + 2), G of shape (m + 2, 3) and B^T of shape (m + 2, m + 2) as float64, by Toom and Cook."""
     points = [Fraction(p) for p in POINTS[m]]
     size = m + 2
-    evaluate = lambda width: [[p**i for i in range(width)] for p in points] + [[Fraction(0)] * (width - 1) + [Fraction(1)]]  # noqa: E731
-    a, g = evaluate(m), evaluate(3)
+    a, g = ([[p**i for i in range(width)] for p in points] + [[Fraction(0)] * (width - 1) + [Fraction(1)]] for width in (m, 3))
     # B^T interpolates: its rows are the coefficients of the Lagrange polynomials, which G divides by their values.
     rows = []
     for n, p in enumerate(points):
@@ -66,10 +69,16 @@ class ConvolutionSizes:
     width: int
     inputs: int
     outputs: int
-    padding: tuple[tuple[int, int], tuple[int, int]]
+    padding: Padding
     m: int
     rows: int = 128
     columns: int = 128
+
+    @classmethod
+    def of(cls, shape: Sequence[int], outputs: int, padding: Padding, m: int, columns: int = 128) -> "ConvolutionSizes":
+        """The sizes for images of a shape (N, H, W, C)."""
+        images, height, width, inputs = shape
+        return cls(images, height, width, inputs, outputs, padding, m, columns=columns)
 
     @property
     def positions(self) -> int:
@@ -126,10 +135,10 @@ CHUNK = 32  # the input channels that a product sums at a time
 FILTER_ROWS = 16  # the input channels of a FILTER task
 
 
-def staged(x: jax.Array, w: jax.Array, padding: tuple[tuple[int, int], tuple[int, int]], m: int) -> jax.Array:
+def staged(x: jax.Array, w: jax.Array, padding: Padding, m: int) -> jax.Array:
     """Convolves x of shape (N, H, W, C) with w of shape (3, 3, C, K), one stage after another, in the dtype of x."""
     a, g, b = (jnp.asarray(matrix, x.dtype) for matrix in matrices(m))
-    s = ConvolutionSizes(*x.shape, w.shape[3], padding, m)
+    s = ConvolutionSizes.of(x.shape, w.shape[3], padding, m)
     down, across, size = s.tiles_down, s.tiles_across, m + 2
     fill = [(low, n * m + 2 - length - low) for (low, _), n, length in zip(padding, (down, across), x.shape[1:3], strict=True)]
     x = jnp.pad(x, ((0, 0), *fill, (0, 0)))
