@@ -98,7 +98,7 @@ def _forward(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> tuple[jax.
     return _convolved(x, w, pads, forced), (x, w)
 
 
-def _backward(pads: Pads, forced: bool, kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(pads: Pads, forced: bool, kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[Any, Any]:
     x, w = kept
     # With respect to x: a convolution with the filters turned round, as wide as x.
     turned = jnp.flip(w, (0, 1)).swapaxes(2, 3)

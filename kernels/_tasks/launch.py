@@ -292,7 +292,7 @@ class _Roles:
                     stage = lax.rem(i * chunks + k, jnp.int32(stages))
                     plgpu.barrier_wait(self.full.at[stage])
                     here = self.rows.at[stage, pl.ds(wg * ROWS, ROWS)]
-                    rest = plgpu.load(here, layout=plgpu.Layout.WGMMA)
+                    rest = cast(Any, plgpu.load)(here, layout=plgpu.Layout.WGMMA)
                     split = []
                     for _part in range(self.layout.parts):
                         split.append(rest.astype(jnp.bfloat16))
