@@ -115,6 +115,7 @@ _EDGES = _W | {"e": (4, H), "q": (4,)}
 PROGRAMS: dict[str, Program] = {
     "BinaryTreeLSTM": _ready(vp.BinaryTreeLSTM(H, E, dtype=_F64), "binary"),
     "BinaryTreeLSTM, inputs everywhere": _ready(vp.BinaryTreeLSTM(H, E, leaf_inputs_only=False, dtype=_F64), "binary"),
+    "GlyphTreeLSTM": _ready(vp.GlyphTreeLSTM(H, 4, dtype=_F64, channels=2), "binary", rows=jax.ShapeDtypeStruct((4, 4), _F64)),
     "NaryTreeLSTM": _ready(vp.NaryTreeLSTM(H, E, dtype=_F64), "binary"),
     "NaryTreeLSTM of 3": _ready(vp.NaryTreeLSTM(H, E, arity=3, dtype=_F64), "binary"),
     "ChildSumTreeLSTM": _ready(vp.ChildSumTreeLSTM(H, E, dtype=_F64), "wide"),

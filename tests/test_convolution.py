@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
@@ -187,6 +188,48 @@ def test_a_choice_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp
     assert next(measured) == len(choices[0].times) > 1
     assert (tmp_path / "cavs" / "convolutions-a-card.json").exists()
     layouts._records.cache_clear()
+
+
+# Glyphs of 0 to 3, five rows of three pixels each.
+GLYPHS = ("111101101101111", "010110010010111", "111001111100111", "111001011001111")
+
+
+def formulas(count: int) -> tuple[cavs.Graphs, np.ndarray, np.ndarray]:
+    """Trees max(max(a, b), c) over glyphs that are shifted and noisy. Returns them, a picture a vertex, and the results."""
+    rng = np.random.default_rng(0)
+    digits = rng.integers(0, 4, (count, 3))
+    pictures = 0.1 * rng.standard_normal((count, 5, 8, 8))
+    font = np.array([[int(pixel) for pixel in glyph] for glyph in GLYPHS]).reshape(4, 5, 3)
+    for g, leaf in np.ndindex(digits.shape):
+        y, x = rng.integers(0, 4, 2)
+        pictures[g, leaf, y : y + 5, x : x + 3] += font[digits[g, leaf]]
+    return cavs.from_parents([[3, 3, 4, 4, -1]] * count), pictures.reshape(-1, 8, 8).astype(np.float32), digits.max(1)
+
+
+def test_a_tree_lstm_learns_to_read_glyphs() -> None:
+    program = cavs.vertex_programs.GlyphTreeLSTM(hidden=16, inputs=8)
+    F, (graphs, x, results) = program.vertex_function(), formulas(200)
+    sched = cavs.schedule(graphs)
+    params = {"tree": program.init(jax.random.key(0)), "out": jnp.zeros((16, 4))}
+    optimizer = optax.adam(1e-2)
+
+    def loss_of(params: Any) -> jax.Array:
+        h = cavs.run(F, params["tree"], sched, sched.pad(x), select=sched.roots)
+        return optax.softmax_cross_entropy_with_integer_labels(h @ params["out"], results).mean()
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        loss, gradient = jax.value_and_grad(loss_of)(params)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), state, loss
+
+    state, losses = optimizer.init(params), []
+    for _ in range(240):
+        params, state, loss = step(params, state)
+        losses.append(float(loss))
+    _, counts = np.unique(results, return_counts=True)
+    share = counts / counts.sum()
+    assert losses[-1] < -0.5 * np.sum(share * np.log(share))  # half of what is possible without reading glyphs
 
 
 @pytest.mark.gpu

@@ -36,6 +36,7 @@ from cavs.vertex_programs.child_sum_tree_lstm import ChildSumTreeLSTM as ChildSu
 from cavs.vertex_programs.dagnn import DAGNN as DAGNN
 from cavs.vertex_programs.elman_rnn import ElmanRNN as ElmanRNN
 from cavs.vertex_programs.encoder_decoder import EncoderDecoder as EncoderDecoder, greedy as greedy
+from cavs.vertex_programs.glyph_tree_lstm import GlyphTreeLSTM as GlyphTreeLSTM
 from cavs.vertex_programs.gru import GRU as GRU
 from cavs.vertex_programs.lattice_lstm import LatticeLSTM as LatticeLSTM
 from cavs.vertex_programs.lstm import LSTM as LSTM

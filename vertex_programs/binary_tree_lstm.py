@@ -58,14 +58,18 @@ class BinaryTreeLSTM:
             params["w_f"] = glorot(keys[3], self.inputs, self.hidden, self.dtype)
         return params
 
+    def read(self, params: dict[str, jax.Array], v: cavs.Vertex) -> jax.Array:
+        """Returns x, (E,)."""
+        return v.pull()
+
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
         """Computes one vertex."""
         left, right = v.gather(0), v.gather(1)
         iou, forget = params["b_iou"], params["b_f"]
         if v.is_leaf() or not self.leaf_inputs_only:
-            iou = v.pull() @ params["w_iou"] + iou
+            iou = self.read(params, v) @ params["w_iou"] + iou
         if not self.leaf_inputs_only:
-            forget = v.pull() @ params["w_f"] + forget
+            forget = self.read(params, v) @ params["w_f"] + forget
         i, o, u = jnp.split((left["h"] + right["h"]) @ params["u_iou"] + iou, 3)
         f_left = jax.nn.sigmoid(left["h"] @ params["u_f"] + forget)
         f_right = jax.nn.sigmoid(right["h"] @ params["u_f"] + forget)
