@@ -117,6 +117,22 @@ def test_what_cannot_be_predicted_is_named():
             cavs.data.predict(lambda *_: jnp.zeros(2), 0, loader, rows)
 
 
+def test_swapped_arguments_and_metrics_that_are_no_scalars_are_named():
+    loader = cavs.data.Loader(cavs.from_lengths([1, 2, 3]), 1, steps=2)
+    for use in (cavs.data.evaluate, cavs.data.predict):
+        with pytest.raises(TypeError, match=f"{use.__name__}: loader: got a int; expected a cavs.data.Loader. Write"):
+            use(lambda params, sched: {}, loader, 0)
+        with pytest.raises(TypeError, match=f"{use.__name__}: fun: got a int; expected a function. Write"):
+            use(0, lambda params, sched: {}, loader)
+        with pytest.raises(
+            TypeError, match=r"fun: got <lambda>\(sched\); expected a function of 2 arguments, \(params, batch\)"
+        ):
+            use(lambda sched: {}, 0, loader)
+    for metrics, told in ((jnp.zeros(()), "something else"), ({"a": jnp.zeros(3)}, r"{'a': \[3\]}")):
+        with pytest.raises(TypeError, match=f"evaluate: fun: returned .*{told}.*; expected a dict of scalars. Write"):
+            cavs.data.evaluate(lambda params, sched, m=metrics: m, 0, loader)
+
+
 # ---- commands ----
 
 

@@ -146,6 +146,8 @@ def test_with_vocab_renumbers_words():
     for vocab in ("abc", None):
         with pytest.raises(TypeError, match="with_vocab: vocab: got .*; expected words. Write with_vocab"):
             graphs.with_vocab(vocab)
+    with pytest.raises(TypeError, match="with_vocab: vocab: got a Graphs among the words; expected str. Write with_vocab"):
+        graphs.with_vocab(graphs)
     with pytest.raises(ValueError, match="unknown: got 'b'; expected a word of vocab"):
         graphs.with_vocab(["a"], unknown="b")
     with pytest.raises(ValueError, match="without a vocab"):

@@ -82,7 +82,7 @@ def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree 
 
 def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edges: PyTree, call: Call) -> PyTree:
     """Implements `interpret`; `call` evaluates one vertex."""
-    check_graphs(graphs, "interpret")
+    check_graphs(graphs, "interpret(F, params, graphs, inputs)")
     params = as_arrays(params, "interpret: params")
     inputs = _checked_rows("inputs", inputs, graphs.num_vertices, "vertex")
     edges = _checked_rows("edges", edges, graphs.num_edges, "edge")

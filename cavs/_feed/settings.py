@@ -89,8 +89,6 @@ def members_of(
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
-    if isinstance(fields, str):
-        raise TypeError(f"Loader: fields: got {fields!r}; expected a sequence of names. Write fields=({fields!r},).")
     several = isinstance(graphs, list) or isinstance(graphs, tuple) and not (len(graphs) == 2 and callable(graphs[1]))
     members: list[Member] = []
     sources: Any = graphs if several else (graphs,)

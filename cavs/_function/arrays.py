@@ -5,6 +5,11 @@ import jax.numpy as jnp
 
 from cavs._graphs.pytree import PyTree
 
+EQUINOX = (
+    "For an Equinox module write params, static = equinox.partition(module, equinox.is_array), and inside F "
+    "equinox.combine(params, static)."
+)
+
 
 def as_arrays(tree: PyTree, where: str) -> PyTree:
     """Returns `tree` with all leaves as JAX arrays.
@@ -19,9 +24,11 @@ def as_arrays(tree: PyTree, where: str) -> PyTree:
             try:
                 jnp.asarray(leaf)
             except (TypeError, ValueError) as error:
+                got = f"an array of {leaf.dtype}" if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
+                hint = (
+                    "Write np.asarray(rows, np.float32), or numbers in place of names." if hasattr(leaf, "dtype") else EQUINOX
+                )
                 raise TypeError(
-                    f"{where}: got a {type(leaf).__name__} at {jax.tree_util.keystr(path) or 'the root'}; expected only "
-                    "arrays. For an Equinox module write params, static = equinox.partition(module, equinox.is_array), and "
-                    "inside F equinox.combine(params, static)."
+                    f"{where}: got {got} at {jax.tree_util.keystr(path) or 'the root'}; expected only arrays of numbers. {hint}"
                 ) from error
         raise

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_edges, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class VertexFunction:
         optimizations: see [`cavs.Optimizations`][].
 
     Raises:
-        TypeError: `fn` is not callable, or `state` has a leaf that is not a shape.
+        TypeError: `fn` is no function of two arguments, or `state` has a leaf that is not a shape.
         ValueError: `arity` is not an int >= 0, or `state` has no leaves.
 
     Misuse inside `fn` is reported when `fn` is traced, at the first `run`.
@@ -71,12 +72,13 @@ class VertexFunction:
     ):
         fns: dict[Any, Callable[[Any, Vertex], None]] = {**fn} if isinstance(fn, dict) else {None: fn}
         for name, f in fns.items():
+            where = "fn" if name is None else f"fn[{name!r}]"
             if not callable(f):
-                where = "fn" if name is None else f"fn[{name!r}]"
                 raise TypeError(
                     f"VertexFunction: {where}: got a {type(f).__name__}; expected a function. "
                     "Write fn(params, v), or a dict from kind names to such functions."
                 )
+            check_takes(f"VertexFunction: {where}", f, "params", "v")
         if not isinstance(arity, int) or arity < 0:
             raise ValueError(
                 f"VertexFunction: arity: got {arity!r}; expected an int >= 0, the number of children that gather(k) may name."

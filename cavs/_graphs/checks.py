@@ -139,7 +139,8 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
     """Labels that are no ids, and values of edges: (count, ...) numbers of any dtype."""
     array, what = np.asarray(value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
     if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
-        raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.")
+        hint = " Number the names: write label_names, label = np.unique(array, return_inverse=True)." if name == "label" else ""
+        raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.{hint}")
     if array.shape[:1] != (count,):
         hint = " Write np.asarray(rows) for nested lists." if name == "x" and not array.ndim else ""
         raise ValueError(f"{name}: got shape {array.shape}; expected ({count}, ...), one row per {what}.{hint}")

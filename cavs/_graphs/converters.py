@@ -69,6 +69,9 @@ def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: I
     """
     arrays = _per_graph("from_parents: parents", parents, " Write from_parents([parents]) for one graph.")
     num_vertices = np.array([len(a) for a in arrays], np.int64)
+    if (num_vertices == 0).any():
+        g = int(np.argmin(num_vertices))
+        raise ValueError(f"from_parents: parents[{g}]: got no vertex; expected at least one, such as [-1].")
     flat = _concatenate(arrays)
     limit = np.repeat(num_vertices, num_vertices)
     bad = (flat < -1) | (flat >= limit)

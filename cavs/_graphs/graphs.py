@@ -270,12 +270,15 @@ class Graphs:
             The same graphs with new `input_id` and `vocab`.
 
         Raises:
-            TypeError: `vocab` is a str or `None`.
+            TypeError: `vocab` is a str or `None`, or has a word that is no str.
             ValueError: these graphs have no `vocab`, or `unknown` is not in `vocab`.
         """
         if vocab is None or isinstance(vocab, str):
             raise TypeError(f"with_vocab: vocab: got {vocab!r}; expected words. Write with_vocab(train.vocab).")
         vocab = tuple(vocab)
+        if other := [word for word in vocab if not isinstance(word, str)]:
+            got = f"{type(other[0]).__name__} among the words"
+            raise TypeError(f"with_vocab: vocab: got a {got}; expected str. Write with_vocab(train.vocab).")
         if self.vocab is None or self.input_id is None:
             raise ValueError("with_vocab: got graphs without a vocab; expected graphs that were read or built with words.")
         index = {word: i for i, word in enumerate(vocab)}

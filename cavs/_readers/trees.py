@@ -1,5 +1,6 @@
 """Trees in brackets, the format of the Stanford Sentiment Treebank and of the Penn Treebank."""
 
+import errno
 import os
 import re
 import warnings
@@ -59,6 +60,8 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
                 "Write cache=False."
             )
         return _parse(*utf8_of_lines("read_trees", source))
+    if str(source).lstrip()[:1] == "(" and not os.path.exists(source):
+        raise FileNotFoundError(errno.ENOENT, "no such file; for a tree as text write cavs.read_trees([text])", str(source))
     if not cache:
         return _parse(source, read_utf8(source))
     # Before reading: if the file changes meanwhile, the cache is out of date.

@@ -27,7 +27,7 @@ from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of
 from cavs._run.segments import run_in_segments
 from cavs._schedule.level_segments import SegmentedSchedule
-from cavs._schedule.schedule import ExportedSchedule, Schedule
+from cavs._schedule.schedule import ExportedSchedule, Schedule, check_schedule
 from cavs.kernels import Target, checked
 
 Arrays: TypeAlias = list[jax.Array]
@@ -102,8 +102,7 @@ def run_with_options(
             f"run: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), or "
             "program.vertex_function() for a ready vertex program."
         )
-    if not isinstance(sched, Schedule):
-        raise TypeError(f"run: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")
+    check_schedule("run", sched)
     asked, target = engine_of(engine), Target.here()
     params, inputs, edges = (
         as_arrays(x, f"run: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
@@ -197,6 +196,11 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     if None in F.fns:
         return (None,) * len(sched.shape.kinds)
     missing = [k for k in sched.shape.kinds if k not in F.fns]
+    if missing == [""]:
+        raise ValueError(
+            f"run: sched: got graphs without kinds; expected the kinds of F, {sorted(F.fns)}. Write, for instance, "
+            f"cavs.from_parents(parents, kind=[0, 1, ...], kind_names={sorted(F.fns)})."
+        )
     if missing:
         raise ValueError(
             f"run: sched: got vertices of kind {missing[0]!r} (kinds {list(sched.shape.kinds)}); expected the kinds of F, "
@@ -249,5 +253,6 @@ def _too_many(arity: int, most: int | None, kind: str | None) -> str:
     of, at = ("", "") if kind is None else (f" of kind {kind!r}", " there")
     return (
         f"run: sched: got a vertex{of} with {has}; expected at most {arity}, as arity is {arity} and F does not call "
-        f"gather_all{at}. Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
+        f"gather_all{at}. Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn), or take a ready program for "
+        "any number of children, such as ChildSumTreeLSTM."
     )

@@ -288,3 +288,14 @@ class ExportedSchedule(Schedule):
 
     A vertex with too many children gives NaN instead of an error.
     """
+
+
+def check_schedule(function: str, sched: object) -> None:
+    """Raises `TypeError` if the argument `sched` of `function` is something else."""
+    if isinstance(sched, Schedule):
+        return
+    got = type(sched).__name__
+    hint = "Write cavs.schedule(graphs)."
+    if got == "Batches":  # of `cavs._feed`, which imports this room
+        hint = "Write @cavs.data.step above the function of one batch, or cavs.data.Loader(..., steps=1)."
+    raise TypeError(f"{function}: sched: got a {got}; expected a cavs.Schedule. {hint}")

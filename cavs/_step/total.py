@@ -60,9 +60,17 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
 
     Returns:
         A scalar, the same on all devices and in all parts.
+
+    Raises:
+        ValueError: `where` has another shape than `x`, or other values than bools.
     """
     x = jnp.asarray(x)
     if where is None:  # every device and every part has the same number
         return total(x) / checkpoint_name(jnp.asarray(x.size * devices()[1], x.dtype), WHOLE_BATCH)
     where = jnp.asarray(where)
-    return total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(x.dtype)), 1)
+    if where.dtype != bool or where.shape != x.shape:
+        got = f"{where.dtype}{list(where.shape)}"
+        raise ValueError(f"mean: where: got {got}; expected bool{list(x.shape)}, as x has. Write where=labels >= 0.")
+    wide = jnp.result_type(x.dtype, jnp.float32)  # bfloat16 cannot count to 257
+    found = total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(wide)), 1)
+    return found.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else found
