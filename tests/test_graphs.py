@@ -137,6 +137,17 @@ def test_loaders_carry_features(graphs):
             assert {leaf.shape[0] for leaf in jax.tree.leaves(x)} == {sched.shape.vertices}
 
 
+def test_only_graphs_add_and_names_are_lists():
+    graphs = cavs.from_lengths([2], input_id=[0, 1])
+    with pytest.raises(
+        TypeError, match=r"graphs \+ other: got a list; expected cavs.Graphs. For a list write cavs.Graphs.concat"
+    ):
+        graphs + [graphs]
+    for name in ("vocab", "kind_names", "label_names"):
+        with pytest.raises(TypeError, match=rf"{name}: got 'ab'; expected a list of names. Write {name}=\['ab'\]"):
+            cavs.from_lengths([2], **{"input_id": [0, 1], name: "ab"})
+
+
 def test_with_vocab_renumbers_words():
     graphs = cavs.from_lengths([4], input_id=[2, -1, 0, 1], vocab=["a", "b", "c"])
     assert graphs.with_vocab(["c", "<unk>", "a"]).input_id.tolist() == [0, -1, 2, -1]

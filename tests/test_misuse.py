@@ -247,6 +247,30 @@ def test_pull_of_a_name_that_inputs_lack() -> None:
             call(fn, inputs)
 
 
+GATHERED = [
+    ("sum", {}, "got a str; expected a function of 1 argument, (state)"),
+    (lambda h, e: h, {}, "got <lambda>(h, e); expected a function of 1 argument, (state)"),
+    (lambda h: h, {"edges": True}, "got <lambda>(h); expected a function of 2 arguments, (state, edge)"),
+]
+
+
+@pytest.mark.parametrize(("fn", "kwargs", "match"), GATHERED, ids=range(len(GATHERED)))
+def test_what_is_no_function_of_a_child(fn: Any, kwargs: dict[str, Any], match: str) -> None:
+    def gathering(params: Any, v: cavs.Vertex) -> None:
+        v.scatter(v.gather_all(fn, **kwargs))
+        v.push(v.pull())
+
+    with pytest.raises(TypeError, match=re.escape(f"gather_all: fn: {match}")):
+        call(gathering)
+
+
+def test_a_push_of_text_or_with_swapped_arguments() -> None:
+    with pytest.raises(TypeError, match=r"push: name: got a \w*Tracer; expected a str. Write v.push.value, 'name'."):
+        call(lambda params, v: v.push("h", v.pull()))
+    with pytest.raises(TypeError, match="push: value: got a str at the root; expected only arrays of numbers"):
+        call(lambda params, v: v.push("h"))
+
+
 def test_a_dict_in_place_of_an_array() -> None:
     match = r"F uses a dict as an array \(.*test_misuse.py, line \d+, in \w+: h = .* Write v.pull\('name'\) or v.gather"
     with pytest.raises(TypeError, match=match):

@@ -50,6 +50,8 @@ def test_fields_that_the_graphs_do_not_have() -> None:
         ValueError, match=r"fields: got 'label'; expected \(\), as the graphs have none of \('input_id', 'label',"
     ):
         cavs.schedule(cavs.from_lengths([3]), fields=("label",))
+    with pytest.raises(TypeError, match="schedule: shapes: got 3; expected a list of shapes. Write shapes = .. once"):
+        cavs.schedule(graphs, shapes=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="schedule: fields: got 'words'"):
         cavs.schedule(graphs, fields=("words",))
     with pytest.raises(AttributeError, match=r"no attribute 'label'. Write .*fields=\('label',\)"):

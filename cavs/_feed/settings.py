@@ -12,6 +12,7 @@ from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape_choice import Options
@@ -165,6 +166,8 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
             raise ValueError(f"Loader: {name}: got {got!r}; expected an int >= {least}{' or None' * (name != 'shapes')}.")
     if settings.collate is not None and not callable(settings.collate):
         raise TypeError(f"Loader: collate: got a {type(settings.collate).__name__}; expected a function of one batch.")
+    if settings.collate is not None:
+        check_takes("Loader: collate", settings.collate, "sample")
     if settings.last == "pad" and settings.collate is None and not any("label" in m.options.fields for m in members):
         raise ValueError(
             "Loader: last: got 'pad' for graphs without labels; expected labels, which are -1 for the copies, or a collate "

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from cavs._graphs.pytree import PyTree
 
@@ -32,3 +33,15 @@ def as_arrays(tree: PyTree, where: str) -> PyTree:
                     f"{where}: got {got} at {jax.tree_util.keystr(path) or 'the root'}; expected only arrays of numbers. {hint}"
                 ) from error
         raise
+
+
+def as_array(x: ArrayLike, where: str) -> jax.Array:
+    """Returns one argument as an array.
+
+    Raises:
+        TypeError: it is something else, such as `None`; the message names the argument `where`.
+    """
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{where}: got a {type(x).__name__}; expected an array of numbers.") from error

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_edges, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.pytree import PyTree
@@ -244,11 +245,12 @@ class Vertex:
             edges: whether `fn` reads the `edges` of [`cavs.run`][], which have a row for each edge to a child.
 
         Raises:
+            TypeError: `fn` is no function of one argument, or, with `edges`, of two.
             ValueError: an unknown `reduce`, `fn` returns no `(score, value)` for `"softmax"`, or the run has no edges.
         """
         if reduce not in REDUCERS:
             raise ValueError(f"gather_all: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
-
+        check_takes("gather_all: fn", fn, "state", *(["edge"] if edges else []))
         if edges:
             check_edges(fn, self._edges)
             self._gathers.reads_edges = True
@@ -301,14 +303,17 @@ class Vertex:
         """Sends `value` to the outside. `run` returns the values of all vertices, in a dict if pushes are named.
 
         Raises:
+            TypeError: `value` has something else than arrays and numbers, or `name` is no str.
             ValueError: `name` was pushed already, or named and unnamed pushes are mixed.
         """
+        if not isinstance(name, str | None):
+            raise TypeError(f"push: name: got a {type(name).__name__}; expected a str. Write v.push(value, 'name').")
         if name in self.pushed:
             which = "an unnamed value" if name is None else repr(name)
             raise ValueError(f"push: got {which} twice; expected a name of its own for each push. Write v.push(x, 'name').")
         if self.pushed and (name is None) != (None in self.pushed):
             raise ValueError("push: got named and unnamed pushes; expected names for all of them. Write v.push(x, 'name').")
-        self.pushed[name] = jax.tree.map(jnp.asarray, value)
+        self.pushed[name] = as_arrays(value, "push: value")
 
     @property
     def _value(self) -> PyTree:

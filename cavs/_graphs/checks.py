@@ -116,6 +116,9 @@ def checked_fields(
             raise ValueError(f"{name}: got {array[bad[0]]} at vertex {v} of graph {g}; expected {low} to {high}.")
         return array
 
+    for name, given in (("vocab", vocab), ("kind_names", kind_names), ("label_names", label_names)):
+        if isinstance(given, str):
+            raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
     words, kinds, labels = (None if names is None else tuple(names) for names in (vocab, kind_names, label_names))
     return {
         "kind": ids("kind", kind, kinds),

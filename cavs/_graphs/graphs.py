@@ -233,6 +233,9 @@ class Graphs:
 
     def __add__(self, other: "Graphs") -> "Graphs":
         """Concatenates graphs. Both sides must have the same fields and the same names (see `with_vocab`)."""
+        if not isinstance(other, Graphs):
+            got = type(other).__name__
+            raise TypeError(f"graphs + other: got a {got}; expected cavs.Graphs. For a list write cavs.Graphs.concat(parts).")
         return _joined([self, other], renumber=False)
 
     @staticmethod

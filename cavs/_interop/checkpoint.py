@@ -85,9 +85,11 @@ def restore_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Lo
         The saved state; `state` itself if there is no such file.
 
     Raises:
+        TypeError: `path` is no path.
         ValueError: the file is damaged; it has another state; or its loaders had other batches.
         OSError: the file cannot be read.
     """
+    check_path("restore_checkpoint", path, "Write restore_checkpoint(path, state, *loaders).")
     try:
         with open_regular(path) as file:
             arrays, about = _read(path, file)

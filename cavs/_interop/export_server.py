@@ -8,6 +8,7 @@ import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 from cavs._interop.exported import Exported, Forward, export_shape
 from cavs._interop.names import describe_array, key_of, named_leaves
 from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving
@@ -72,10 +73,11 @@ def export_server(
         The exported programs, smallest size first.
 
     Raises:
-        TypeError: `graphs` is not [`cavs.Graphs`][].
+        TypeError: `graphs` is not [`cavs.Graphs`][], or `forward` no function of three arguments.
         ValueError: `graphs` is empty, `most_graphs` or `count` is not an int >= 1, or `forward` returns an array that has
             neither one row per vertex nor one row per graph. Errors of `forward` and of `jax.export` propagate.
     """
+    check_takes("export_server: forward", forward, "params", "sched", "inputs")
     options = options_of("export_server", graphs, Options(kinds=kinds, fields=fields, scripts=scripts))
     for name, n in (("most_graphs", most_graphs), ("count", count)):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:

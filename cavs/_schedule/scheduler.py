@@ -55,10 +55,14 @@ def schedule(
         The schedule, with its integers in host memory.
 
     Raises:
-        TypeError: `graphs` is not [`cavs.Graphs`][], or `fields` is a str.
+        TypeError: `graphs` is not [`cavs.Graphs`][], `fields` is a str, or `shapes` is no list of shapes.
         ValueError: `policy` is unknown, `segments` is not an int >= 1 or used together with `shapes`, or the graphs do not have
             one of the `fields`.
     """
+    if shapes is not None and not (isinstance(shapes, list | tuple) and all(isinstance(shape, Shape) for shape in shapes)):
+        raise TypeError(
+            f"schedule: shapes: got {shapes!r}; expected a list of shapes. Write shapes = [] once, then shapes=shapes."
+        )
     options = options_of("schedule", graphs, Options(policy, kinds, exact, shapes, fields, scripts))
     if not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
         expected = "1 together with shapes=" if shapes is not None else "an int >= 1, the number of segments of levels"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from cavs._function.arrays import as_array
 from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._run.manual_axes import checked_axes, devices
 
@@ -35,9 +36,10 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
         `with_vocab` has ids of its own.
 
     Raises:
+        TypeError: an argument is no array, such as a field that the graphs lack.
         ValueError: `table` has no rows, or `ids` are not ints with one axis.
     """
-    table, ids = jnp.asarray(table), jnp.asarray(ids)
+    table, ids = as_array(table, "rows: table"), as_array(ids, "rows: ids")
     if table.ndim < 1:
         raise ValueError("rows: table: got a scalar; expected an array of shape (N, ...), one row per id.")
     if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):

@@ -6,6 +6,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike
 
+from cavs._function.arrays import as_array
 from cavs._jaxpr.mesh_types import vary
 from cavs._jaxpr.names import WHOLE_BATCH
 from cavs._run.manual_axes import checked_axes, devices
@@ -38,7 +39,7 @@ def total(x: ArrayLike) -> jax.Array:
     Returns:
         A scalar, the same on all devices and in all parts.
     """
-    return _across(jnp.sum(jnp.asarray(x)))
+    return _across(jnp.sum(as_array(x, "total: x")))
 
 
 def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
@@ -64,10 +65,10 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
     Raises:
         ValueError: `where` has another shape than `x`, or other values than bools.
     """
-    x = jnp.asarray(x)
+    x = as_array(x, "mean: x")
     if where is None:  # every device and every part has the same number
         return total(x) / checkpoint_name(jnp.asarray(x.size * devices()[1], x.dtype), WHOLE_BATCH)
-    where = jnp.asarray(where)
+    where = as_array(where, "mean: where")
     if where.dtype != bool or where.shape != x.shape:
         got = f"{where.dtype}{list(where.shape)}"
         raise ValueError(f"mean: where: got {got}; expected bool{list(x.shape)}, as x has. Write where=labels >= 0.")
