@@ -137,6 +137,30 @@ def test_loaders_carry_features(graphs):
             assert {leaf.shape[0] for leaf in jax.tree.leaves(x)} == {sched.shape.vertices}
 
 
+@given(graphs())
+def test_replaced_fields_are_those_of_graphs_that_were_built_with_them(one):
+    rows = np.arange(one.num_vertices)
+    fields = {"input_id": rows % 3, "vocab": ["a", "b", "c"], "label": None, "label_names": None, "x": {"at": rows / 2}}
+    fields |= {"graph_label": np.arange(len(one)), "edge_attr": np.arange(one.num_edges)[:, None]}
+    kept = {"kind": one.kind, "kind_names": one.kind_names}
+    sizes, num_children = np.diff(one.vertex_offsets), np.diff(one.child_offsets)
+    assert_same(one.replace(**fields), cavs.Graphs.build(sizes, num_children, one.children, **fields, **kept))
+    assert_same(one.replace(), one)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"labels": [0, 1]}, TypeError, "replace: got 'labels'; expected one of kind, label, .* Did you mean label?"),
+        ({"label": [0]}, ValueError, "label: got 1 value; expected 2, one per vertex"),
+        ({"input_id": [0, 5]}, ValueError, "input_id: got 5 at vertex 1 of graph 0; expected -1 to 1"),
+    ],
+)
+def test_wrong_replacements_are_refused(fields, error, message):
+    with pytest.raises(error, match=message):
+        cavs.from_lengths([2], input_id=[0, 1], vocab=["a", "b"]).replace(**fields)
+
+
 def test_only_graphs_add_and_names_are_lists():
     graphs = cavs.from_lengths([2], input_id=[0, 1])
     with pytest.raises(

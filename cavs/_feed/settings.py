@@ -39,6 +39,7 @@ class Sample(NamedTuple):
         present: (B,) bool, `False` for stand-ins of a padded last batch, whose labels must not count.
         graphs: the graphs of the batch.
         sched: its schedule.
+        rows: the features of its vertices, `graphs.x`, padded.
     """
 
     numbers: np.ndarray

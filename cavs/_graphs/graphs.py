@@ -9,13 +9,14 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, Structure, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import Facts, arity_of, facts_of
 from cavs._graphs.heights import heights, offsets
 from cavs._graphs.joined import joined_fields
 from cavs._graphs.pytree import PyTree
 from cavs._graphs.segments import ranges
+from cavs._graphs.suggest import suggestion
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -290,6 +291,29 @@ class Graphs:
         fallback = -1 if unknown is None else index[unknown]
         table = np.array([index.get(word, fallback) for word in self.vocab] + [-1], np.int32)
         return dataclasses.replace(self, input_id=table[self.input_id], vocab=vocab)
+
+    def replace(self, **fields: Any) -> "Graphs":
+        """Returns the same graphs with other words, labels or features.
+
+        ```python
+        chains, pairs = cavs.vertex_programs.EncoderDecoder.graphs(source_lengths, target_lengths)
+        chains, pairs = chains.replace(input_id=words), pairs.replace(input_id=before, label=after)
+        ```
+
+        Args:
+            fields: any of `kind`, `label`, `input_id`, `vocab`, `kind_names`, `label_names`, `graph_label`, `edge_attr` (in
+                the order of `children`) and `x`, as in `Graphs.build`; `None` removes a field.
+
+        Raises:
+            TypeError: a field has another name.
+            ValueError: an array does not fit the graphs, or an id is not an index into its names.
+        """
+        known = [field.name for field in dataclasses.fields(Graphs)][len(Structure._fields) :]
+        if other := [name for name in fields if name not in known]:
+            hint = suggestion(other[0], known)
+            raise TypeError(f"replace: got {other[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
+        given = {name: getattr(self, name) for name in known} | fields
+        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, num_edges=self.num_edges, **given))
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Graphs, ...]":
         """Deals the graphs at random to parts, such as a training, a development and a test set.
