@@ -188,7 +188,7 @@ def test_edge_attr_follows_its_edge() -> None:
     assert [edge[1:] for edge in pairs(graphs[[1, 0, 1]])] == [edge[1:] for edge in (*WANT[6:], *WANT[:6], *WANT[6:])]
     assert pairs(graphs[:1] + graphs[1:]) == WANT
     assert sorted((g, c, p, x) for g, p, c, x in pairs(graphs.reversed())) == sorted(WANT)
-    with pytest.raises(ValueError, match="graphs . other: got edge_attr on one side only"):
+    with pytest.raises(ValueError, match="graphs . other: got edge_attr in some graphs only"):
         graphs + cavs.from_lengths([2])
     with pytest.raises(ValueError, match=re.escape("from_edge_index: edge_attr: got shape (2,); expected (7, ...), one row")):
         cavs.interop.from_edge_index(INDEX, num_nodes=[4, 2], edge_attr=VALUES[:2])

@@ -256,6 +256,7 @@ def test_without_shuffling_epochs_have_the_order_of_the_data() -> None:
     for options in ({"shuffle": False}, {"seed": None}):
         loader = cavs.data.Loader(GRAPHS, 4, collate=lambda s: s.numbers, steps=1, **options)
         assert np.concatenate(list(loader)).tolist() == [*range(50)]
+        assert ", in the order of the data\n" in repr(loader)
 
 
 def threads() -> int:

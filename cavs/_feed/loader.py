@@ -316,7 +316,8 @@ class Loader:
         s, delivery = self._settings, self._delivery
         graphs = counted(len(self._sampler.sizes), "graph")
         in_numpy = ", scheduled in NumPy, as kernels/_cpu was not compiled" * (not compiled())
-        lines = [f"Loader of {graphs}, batches of {self._sampler}, {s.group}, seed {s.seed}"]
+        order = "in the order of the data" if s.seed is None and s.group == "random" else f"{s.group}, seed {s.seed}"
+        lines = [f"Loader of {graphs}, batches of {self._sampler}, {order}"]
         units = counted(delivery.units, "device" if s.parts is None else "part")
         waits = f"{counted(self._steps, 'step')} per dispatch, {counted(self._ahead, 'dispatch')} sent ahead{in_numpy}; {units}"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
