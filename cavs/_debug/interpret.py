@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._function.arrays import as_arrays
-from cavs._function.gather_all import check_edges, score_and_value
+from cavs._function.gather_all import check_child_function, score_and_value
 from cavs._function.raw_keys import from_stored, stored_aval
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.expected import check_graphs
@@ -42,8 +42,8 @@ class _PlainVertex(Vertex):
     def gather_all(self, fn: Callable[..., PyTree] = lambda state: state, reduce: str = "sum", edges: bool = False) -> PyTree:
         if not self._children:
             return super().gather_all(fn, reduce, edges)
+        check_child_function(fn, edges, self._edges)
         if edges:
-            check_edges(fn, self._edges)
             outs = [fn(child, jax.tree.map(lambda x, k=k: x[k], self._rows)) for k, child in enumerate(self._children)]
         else:
             outs = [fn(child) for child in self._children]

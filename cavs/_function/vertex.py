@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from cavs._function.arrays import as_arrays
-from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_edges, over_children, over_padded
+from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_function, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.pytree import PyTree
 from cavs._graphs.signatures import check_takes
@@ -79,7 +79,7 @@ class VertexFunction:
                     f"VertexFunction: {where}: got a {type(f).__name__}; expected a function. "
                     "Write fn(params, v), or a dict from kind names to such functions."
                 )
-            check_takes(f"VertexFunction: {where}", f, "params", "v")
+            check_takes(f"VertexFunction: {where}", f, "params", "v", write="def F(params, v)")
         if not isinstance(arity, int) or arity < 0:
             raise ValueError(
                 f"VertexFunction: arity: got {arity!r}; expected an int >= 0, the number of children that gather(k) may name."
@@ -250,10 +250,8 @@ class Vertex:
         """
         if reduce not in REDUCERS:
             raise ValueError(f"gather_all: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
-        check_takes("gather_all: fn", fn, "state", *(["edge"] if edges else []))
-        if edges:
-            check_edges(fn, self._edges)
-            self._gathers.reads_edges = True
+        check_child_function(fn, edges, self._edges)
+        self._gathers.reads_edges |= edges
         rows, tree = jax.tree.flatten(self._edges if edges else None)
         count, child = len(self._child), [*self._child, *rows]
 

@@ -51,8 +51,8 @@ def _values(what: str, name: str, arrays: Sequence[np.ndarray | None]) -> np.nda
     given = [x for x in arrays if x is not None]
     if given and len(given) < len(arrays):
         raise ValueError(
-            f"{what}: got {name} in some graphs only; expected it in all or in none. Write graphs.replace({name}=None) to leave "
-            "it out."
+            f"{what}: got {name} in some graphs only; expected it in all or in none. Write graphs.replace({name}=None) to "
+            "leave it out."
         )
     kinds = dict.fromkeys(f"{x.dtype}{list(x.shape[1:])}" for x in given)
     if len(kinds) > 1:
