@@ -291,9 +291,8 @@ def test_abandoned_loops_leave_nothing_behind() -> None:
     list(loader)
     del loader
     # If the thread held the last reference, as it does while it plans an epoch, it closes its own loop, and ends by itself.
-    left = [thread for thread in threading.enumerate() if thread.name == "cavs-prefetch"]
-    for thread in left:
-        thread.join(60)
+    for ending in [one for one in threading.enumerate() if one.name == "cavs-prefetch"]:
+        ending.join(60)
     assert threads() == without
 
 

@@ -153,12 +153,14 @@ class EncoderDecoder:
         return cavs.run(self.vertex_function(), decoder, pairs, {"x": y, **rows}, select=select)
 
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
-    def encoder_function(self) -> cavs.VertexFunction:
+    def encoder_function(self) -> cavs.VertexFunction[dict[str, jax.Array]]:
         """Returns `F` of the encoder. Equal programs return the same object, so that they share compiled code."""
-        return cavs.VertexFunction(self.encoder, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=1)
+        return cavs.VertexFunction[dict[str, jax.Array]](
+            self.encoder, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=1
+        )
 
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
-    def vertex_function(self) -> cavs.VertexFunction:
+    def vertex_function(self) -> cavs.VertexFunction[jax.Array]:
         """Returns `F` of the decoder. Equal programs return the same object, so that they share compiled code."""
         state: dict[str, Any] = dict.fromkeys(("a", "c", "h", "key"), (self.hidden,))
         return cavs.VertexFunction(self, state=state | {"source": jax.ShapeDtypeStruct((), bool)}, arity=1)

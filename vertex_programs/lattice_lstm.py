@@ -122,7 +122,7 @@ class LatticeLSTM:
         v.push(h)
 
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
-    def vertex_function(self) -> cavs.VertexFunction:
+    def vertex_function(self) -> cavs.VertexFunction[jax.Array]:
         """Returns `F`, with one function per kind. Equal programs return the same object and share compiled code."""
         state = {"c": (self.hidden,), "h": (self.hidden,), "word": jax.ShapeDtypeStruct((), bool)}
         return cavs.VertexFunction({"character": self.character, "word": self.word}, state=state, arity=1)

@@ -11,7 +11,7 @@ import numpy as np
 from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import check_child_function, score_and_value
 from cavs._function.raw_keys import from_stored, stored_aval
-from cavs._function.vertex import Vertex, VertexFunction
+from cavs._function.vertex import Pushed, Vertex, VertexFunction
 from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -56,7 +56,9 @@ class _PlainVertex(Vertex):
         return jax.tree.map(lambda *xs: how[reduce](_stack(xs), axis=0), *outs)
 
 
-def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree = None, *, edges: PyTree = None) -> PyTree:
+def interpret(
+    F: VertexFunction[Pushed], params: PyTree, graphs: Graphs, inputs: PyTree = None, *, edges: PyTree = None
+) -> Pushed:
     """Computes what [`cavs.run`][] computes, one vertex at a time in plain Python, children before parents.
 
     Values are concrete arrays: `print`, `breakpoint()` and `assert` work inside F. An error in F has a note that names the

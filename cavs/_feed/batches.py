@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -23,8 +23,11 @@ class Examples(Protocol):
         ...
 
 
+Batch = TypeVar("Batch")  # the pytree of one batch
+
+
 @jax.tree_util.register_pytree_node_class
-class Batches:
+class Batches(Generic[Batch]):
     """One or more batches of equal shapes, for [`cavs.data.step`][]. Created by [`cavs.data.Loader`][]; a pytree itself.
 
     Attributes:
@@ -37,7 +40,7 @@ class Batches:
         loader: the loader that created it, while it exists; not a part of the pytree.
     """
 
-    def __init__(self, tree: PyTree, count: int | None, mesh: Mesh | None = None, filled: Any = None):
+    def __init__(self, tree: Batch, count: int | None, mesh: Mesh | None = None, filled: Any = None):
         self.tree, self.count, self.mesh, self.filled = tree, count, mesh, filled
         self._loader: weakref.ref[Examples] | None = None
 

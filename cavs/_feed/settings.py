@@ -1,7 +1,7 @@
 """Validates the arguments of a loader, and fills in the defaults of the device."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -31,8 +31,14 @@ AHEAD = 2  # dispatches that wait on a GPU
 Source: TypeAlias = Graphs | tuple[Graphs, Pick]
 
 
-class Sample(NamedTuple):
+GraphsOf = TypeVar("GraphsOf")  # `Graphs`, or a tuple of them
+SchedOf = TypeVar("SchedOf")  # `Schedule`, or a tuple of them
+
+
+class Sample(NamedTuple, Generic[GraphsOf, SchedOf]):
     """One batch, as the `collate` of a loader receives it. With several data sets, `graphs` and `sched` are tuples.
+
+    Its type is `Sample[Graphs, Schedule]`, or `Sample[tuple[Graphs, ...], tuple[Schedule, ...]]`.
 
     Attributes:
         numbers: (B,) the samples of the batch.
@@ -44,17 +50,17 @@ class Sample(NamedTuple):
 
     numbers: np.ndarray
     present: np.ndarray
-    graphs: Graphs | tuple[Graphs, ...]
-    sched: Schedule | tuple[Schedule, ...]
+    graphs: GraphsOf
+    sched: SchedOf
 
     @property
     def rows(self) -> PyTree:
         """The features of the vertices, `graphs.x`, padded to (Vp, ...), as `cavs.run` reads them."""
-        if isinstance(self.graphs, tuple):
-            assert isinstance(self.sched, tuple)
-            return tuple(Sample(*self[:2], *own).rows for own in zip(self.graphs, self.sched, strict=True))
-        assert isinstance(self.sched, Schedule)
-        return jax.tree.map(self.sched.pad, self.graphs.x)
+        if isinstance(self.graphs, Graphs):
+            assert isinstance(self.sched, Schedule)
+            return jax.tree.map(self.sched.pad, self.graphs.x)
+        assert isinstance(self.graphs, tuple) and isinstance(self.sched, tuple)
+        return tuple(Sample(*self[:2], *own).rows for own in zip(self.graphs, self.sched, strict=True))
 
 
 def with_rows(sample: Sample) -> PyTree:

@@ -3,7 +3,7 @@
 import collections
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import jax
 import numpy as np
@@ -90,7 +90,13 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
     return pending.added_to(sums)
 
 
-def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader, rows: str = "vertices") -> PyTree:
+@overload
+def predict(
+    fun: Callable[[Any, Any], jax.Array], params: PyTree, loader: Loader[Any], rows: str = "vertices"
+) -> np.ndarray: ...
+@overload
+def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[Any], rows: str = "vertices") -> PyTree: ...
+def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[Any], rows: str = "vertices") -> PyTree:
     """Runs a function over all batches of a loader, and returns its rows in the order of the data.
 
     ```python

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,11 @@ class Optimizations:
     lazy: bool = True
 
 
-class VertexFunction:
+Pushed = TypeVar("Pushed")  # the pytree that F pushes, with a row for each vertex
+OneVertex: TypeAlias = Callable[[Any, "Vertex"], None]
+
+
+class VertexFunction(Generic[Pushed]):
     """A static vertex function F, written once for one vertex: `fn(params, v)`.
 
     ```python
@@ -61,17 +65,30 @@ class VertexFunction:
         ValueError: `arity` is not an int >= 0, or `state` has no leaves.
 
     Misuse inside `fn` is reported when `fn` is traced, at the first `run`.
+
+    For a type checker, F pushes one array, and so [`cavs.run`][] returns one. If F pushes more, write
+    `cavs.VertexFunction[dict[str, jax.Array]](fn, state=(512,))`.
     """
 
+    @overload
     def __init__(
-        self,
-        fn: Callable[[Any, "Vertex"], None] | dict[str, Callable[[Any, "Vertex"], None]],
+        self: "VertexFunction[jax.Array]",
+        fn: OneVertex | dict[str, OneVertex],
         *,
         state: PyTree,
         arity: int = 0,
         optimizations: Optimizations | None = None,
+    ): ...
+
+    @overload
+    def __init__(
+        self, fn: OneVertex | dict[str, OneVertex], *, state: PyTree, arity: int = 0, optimizations: Optimizations | None = None
+    ): ...
+
+    def __init__(
+        self, fn: OneVertex | dict[str, OneVertex], *, state: PyTree, arity: int = 0, optimizations: Optimizations | None = None
     ):
-        fns: dict[Any, Callable[[Any, Vertex], None]] = {**fn} if isinstance(fn, dict) else {None: fn}
+        fns: dict[Any, OneVertex] = {**fn} if isinstance(fn, dict) else {None: fn}
         for name, f in fns.items():
             where = "fn" if name is None else f"fn[{name!r}]"
             if not callable(f):

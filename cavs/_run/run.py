@@ -17,7 +17,7 @@ from cavs._function.evaluate import pad_rows
 from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored
-from cavs._function.vertex import VertexFunction
+from cavs._function.vertex import Pushed, VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
@@ -40,7 +40,7 @@ ROWS_OF = {  # what each has one row for, and what to write if their number is w
 
 @always_compiled
 def run(
-    F: VertexFunction,
+    F: VertexFunction[Pushed],
     params: PyTree,
     sched: Schedule,
     inputs: PyTree = None,
@@ -48,7 +48,7 @@ def run(
     edges: PyTree = None,
     select: ArrayLike | Sequence[int] | None = None,
     engine: str | Engine | None = None,
-) -> PyTree:
+) -> Pushed:
     """Evaluates F at every vertex of a scheduled batch, and returns what the vertices pushed.
 
     This is a pure function of `params`, `inputs` and `edges`. It composes with `jax.jit`, derivatives in reverse and forward
