@@ -41,8 +41,8 @@ class Sample(NamedTuple, Generic[GraphsOf, SchedOf]):
     Its type is `Sample[Graphs, Schedule]`, or `Sample[tuple[Graphs, ...], tuple[Schedule, ...]]`.
 
     Attributes:
-        numbers: (B,) the samples of the batch.
-        present: (B,) bool, `False` for stand-ins of a padded last batch, whose labels must not count.
+        numbers: int[B], the samples of the batch.
+        present: bool[B], `False` for stand-ins of a padded last batch, whose labels must not count.
         graphs: the graphs of the batch.
         sched: its schedule.
         rows: the features of its vertices, `graphs.x`, padded.

@@ -26,7 +26,7 @@ class ConfusionMatrix:
 
     Attributes:
         labels: the names of the C labels.
-        counts: (C, C) ints: rows are true labels, columns predicted ones.
+        counts: int[C, C]: rows are true labels, columns predicted ones.
     """
 
     labels: tuple[str, ...]
@@ -38,8 +38,8 @@ class ConfusionMatrix:
 
         Args:
             labels: the names of the labels.
-            true: (N,) ints, indices of `labels`; -1 for rows that do not count.
-            predicted: (N,) ints.
+            true: int[N], indices of `labels`; -1 for rows that do not count.
+            predicted: int[N].
         """
         true, predicted = np.asarray(true), np.asarray(predicted)
         has, size = true >= 0, len(labels)

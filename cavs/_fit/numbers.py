@@ -26,8 +26,8 @@ def errors(true: ArrayLike, predicted: ArrayLike) -> Errors:
     """Scores predicted numbers.
 
     Args:
-        true: (N,) floats; NaN where there is no number to predict.
-        predicted: (N,) floats.
+        true: float[N]; NaN where there is no number to predict.
+        predicted: float[N].
 
     Returns:
         A dict: `count`, the numbers that count; `rmse`, the root of the mean squared error; `mae`, the mean absolute error;

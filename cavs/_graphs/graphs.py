@@ -35,26 +35,26 @@ class Graphs:
     test set as those of the training set, write `dev = dev.with_vocab(train.vocab)`.
 
     Attributes:
-        vertex_offsets: (G + 1,) int64, begins with 0. `vertex_offsets[2] : vertex_offsets[3]` are the rows of the third
+        vertex_offsets: int64[G + 1], begins with 0. `vertex_offsets[2] : vertex_offsets[3]` are the rows of the third
             graph.
-        child_offsets: (V + 1,) int64, begins with 0. `children[child_offsets[r] : child_offsets[r + 1]]` are the children
+        child_offsets: int64[V + 1], begins with 0. `children[child_offsets[r] : child_offsets[r + 1]]` are the children
             of the vertex in row r.
-        children: (E,) int32, each child's vertex number within its graph.
-        height: (V,) int32, 0 at a leaf (a vertex without children), otherwise 1 + the largest height of the children.
-        kind: (V,) int32, the kind of each vertex, an index into `kind_names` if there are names. `None` if all vertices
+        children: int32[E], each child's vertex number within its graph.
+        height: int32[V], 0 at a leaf (a vertex without children), otherwise 1 + the largest height of the children.
+        kind: int32[V], the kind of each vertex, an index into `kind_names` if there are names. `None` if all vertices
             are of one kind.
-        label: (V,) int32, the label of each vertex, an index into `label_names` if there are names; -1 at a vertex
+        label: int32[V], the label of each vertex, an index into `label_names` if there are names; -1 at a vertex
             without a label. Or numbers of any other dtype or shape (V, ...), such as targets of a regression, in which NaN
             says that there is none. `None` if there are no labels.
-        input_id: (V,) int32, what each vertex reads from outside, such as a word: an index into `vocab` if there is one;
+        input_id: int32[V], what each vertex reads from outside, such as a word: an index into `vocab` if there is one;
             -1 at a vertex that reads nothing. `None` if no vertex reads anything.
         vocab: tuple of str, the names of `input_id`, or `None`.
         kind_names: tuple of str, the names of `kind`, or `None`.
         label_names: tuple of str, the names of `label`, or `None`.
-        graph_label: (G, ...) numbers of any dtype, the label of each graph, or `None`.
-        edge_attr: (E, ...) numbers of any dtype, a row for each edge in the order of `children`, or `None`: what F reads of
+        graph_label: num[G, ...], the label of each graph, or `None`.
+        edge_attr: num[E, ...], a row for each edge in the order of `children`, or `None`: what F reads of
             its edges, `cavs.run(..., edges=graphs.edge_attr)`.
-        x: a pytree of (V, ...) numbers of any dtype, the features of each vertex, such as an array or a dict of arrays: what F
+        x: a pytree of num[V, ...], the features of each vertex, such as an array or a dict of arrays: what F
             pulls, `cavs.run(F, params, sched, graphs.x)`. `None` if there are none.
     """
 
@@ -91,18 +91,18 @@ class Graphs:
         """Validates flat arrays and computes heights.
 
         Args:
-            num_vertices: (G,) integers, the number of vertices of each graph, at least 1.
-            num_children: (V,) integers, the number of children of each vertex.
-            children: (E,) integers, the children of all vertices, as vertex numbers within the graph.
-            kind: (V,) integers >= 0, or `None`.
-            label: (V,) integers >= -1, or (V, ...) numbers of any other dtype or shape, or `None`.
-            input_id: (V,) integers >= -1, or `None`.
+            num_vertices: int[G], the number of vertices of each graph, at least 1.
+            num_children: int[V], the number of children of each vertex.
+            children: int[E], the children of all vertices, as vertex numbers within the graph.
+            kind: int[V] >= 0, or `None`.
+            label: int[V] >= -1, or num[V, ...] of any other dtype or shape, or `None`.
+            input_id: int[V] >= -1, or `None`.
             vocab: names of `input_id`.
             kind_names: names of `kind`.
             label_names: names of `label`.
-            graph_label: (G, ...) numbers, or `None`.
-            edge_attr: (E, ...) numbers, a row for each of `children`, or `None`.
-            x: a pytree of (V, ...) numbers, or `None`.
+            graph_label: num[G, ...], or `None`.
+            edge_attr: num[E, ...], a row for each of `children`, or `None`.
+            x: a pytree of num[V, ...], or `None`.
 
         Returns:
             The graphs.

@@ -38,7 +38,7 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         sched: the schedule of the batch, from [`cavs.schedule`][].
         reduce: `"sum"`, `"mean"`, `"max"`, or `"softmax"`: attention (Li et al., 2016, equation 7), the sum of the values
             weighted by the softmax of `score` over the vertices of each graph.
-        score: (V,) or (Vp,) floats, for `"softmax"` only.
+        score: float[V] or float[Vp], for `"softmax"` only.
 
     Returns:
         The pytree with leaves (G, ...), in the order of the graphs.

@@ -62,11 +62,12 @@ def run(
         params: a pytree of arrays, which F receives as its first argument.
         sched: the schedule of the batch, from [`cavs.schedule`][].
         inputs: a pytree of arrays with one row per vertex, which `v.pull()` reads, in the order of the graphs. Leaves are
-            (V, ...), or (Vp, ...) as `sched.pad` returns, which is required if `sched` is traced. `None` if F pulls nothing.
+            any[V, ...], or any[Vp, ...] as `sched.pad` returns, which is required if `sched` is traced. `None` if F pulls
+            nothing.
         edges: a pytree of arrays with one row per edge, which `v.gather_all(fn, edges=True)` reads, in the order of
-            `Graphs.children`. Leaves are (E, ...), or (Ep, ...) as `sched.pad_edges` returns, which is required if `sched` is
-            traced. `None` if F reads no edges.
-        select: (M,) ints, the vertices whose pushes are returned, such as `sched.roots`. `None` selects all. Selecting few
+            `Graphs.children`. Leaves are any[E, ...], or any[Ep, ...] as `sched.pad_edges` returns, which is required if
+            `sched` is traced. `None` if F reads no edges.
+        select: int[M], the vertices whose pushes are returned, such as `sched.roots`. `None` selects all. Selecting few
             saves computation and memory traffic.
         engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
             Hopper GPU, JAX 0.11 or newer, and an F that fits. `"native"` runs all levels in one call of a library in C++, on a
@@ -213,7 +214,7 @@ def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: 
     """Raises `ValueError` if a vertex has more children than the function of its kind reads.
 
     The shape of a traced schedule only tells whether a vertex of any kind has more than one to four children. If that does not
-    answer the question, compiled code checks the numbers: a host callback raises the error. In this case (1,) int32 is
+    answer the question, compiled code checks the numbers: a host callback raises the error. In this case int32[1] is
     returned, nonzero if a vertex has too many children, which turns the pushes into NaN. Otherwise `None` is returned.
     """
     rows = sched.shape.inner

@@ -28,8 +28,8 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
     over all devices, as JAX computes it for any other parameter, but the devices exchange only the rows that they read.
 
     Args:
-        table: (N, ...) floats, the same on all devices.
-        ids: (U,) ints below N. -1 reads zeros, and has no gradient.
+        table: float[N, ...], the same on all devices.
+        ids: int[U] below N. -1 reads zeros, and has no gradient.
 
     Returns:
         (U, ...) the rows. Those of ids from N on, which the table does not have, are NaN: a data set that was read without
