@@ -32,7 +32,7 @@ class Batches(Generic[Batch]):
 
     Attributes:
         tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of batches: (count, ...). With a mesh,
-            the next axis is that of the devices; with `parts`, that of the parts.
+            the next axis has an entry per device; with `parts`, one per part.
         count: the length of the axis of a stack; `None` for one batch without such an axis.
         filled: the number of batches in a stack that has room for `count`, an int32 scalar; the rest of the stack is zeros and
             does not run. `None`: the stack is full.

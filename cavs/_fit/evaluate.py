@@ -109,7 +109,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
             as [`cavs.run`][] returns them. Rows of padding are ignored.
         params: the first argument of `fun`.
         loader: a loader on one device, with a batch size or a list of batches, in any order.
-        rows: whether a row is that of one of the "vertices" of the loader's first data set, or of the "graphs".
+        rows: whether `fun` returns a row for each of the "vertices" of the loader's first data set, or of its "graphs".
 
     Returns:
         NumPy arrays with a row for each vertex (or graph) of the data set. Rows of graphs that no batch contains are zero.

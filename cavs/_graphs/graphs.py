@@ -31,8 +31,8 @@ class Graphs:
     [`cavs.from_lengths`][], [`cavs.from_edges`][]) or `Graphs.build`: these validate their arguments. The constructor
     does not.
 
-    `graphs[index]` selects graphs, `a + b` concatenates, `len(graphs)` is G. To number the words of a development or
-    test set as those of the training set, write `dev = dev.with_vocab(train.vocab)`.
+    `graphs[index]` selects graphs, `a + b` concatenates, `len(graphs)` is G. To give a development or
+    test set the word ids of the training set, write `dev = dev.with_vocab(train.vocab)`.
 
     Attributes:
         vertex_offsets: int64[G + 1], begins with 0. `vertex_offsets[2] : vertex_offsets[3]` are the rows of the third

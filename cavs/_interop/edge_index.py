@@ -28,7 +28,7 @@ def from_edge_index(
 
     The target gathers the state of the source. The children of a vertex have the order of its edges. The vertices keep their
     rows, so `data.x` can be passed as `inputs`. Give exactly one of `num_nodes`, `ptr` and `batch`, or a `Data` or `Batch` of
-    PyTorch Geometric, whose `x` and `edge_attr` become those of the graphs.
+    PyTorch Geometric, whose `x` and `edge_attr` the graphs get.
 
     ```python
     cavs.interop.from_edge_index(data, label=data.y)                                # PyG: a Data, or a Batch of them

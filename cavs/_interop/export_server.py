@@ -60,8 +60,8 @@ def export_server(
         graphs: the data set that chooses the sizes. Graphs that are larger than its largest are refused later.
         inputs: the inputs of the data set without padding, or their shapes: a pytree of arrays with one row per vertex
             (V, ...), graph (G, ...) or edge (E, ...), such as `{"x": x, "edges": graphs.edge_attr}`. Arrays with another number
-            of rows are passed on as they are. If two of the numbers are equal, rows are taken for those of vertices, else for
-            those of graphs; add a graph to tell them apart.
+            of rows are passed on as they are. If two of the numbers are equal, rows belong to vertices before graphs, and to
+            graphs before edges; add a graph to tell them apart.
         most_graphs: the most graphs of a batch. A larger batch is served in parts.
         count: the most sizes. Each one is a program in the file, and compiles when it is first used.
         kinds: as in [`cavs.schedule`][].

@@ -29,8 +29,7 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
     nine digits, `label` holds these integers and `label_names` is `None`. Otherwise `label` is an index into `label_names`,
     which are in the order of first appearance. An omitted label is -1.
 
-    Each file is read with a vocabulary of its own. Renumber the words of a development or test set as those of the training
-    set with `with_vocab`:
+    Each file gets its own vocabulary. `with_vocab` gives a development or test set the word ids of the training set:
 
     ```python
     train = cavs.read_trees("train.txt")

@@ -52,8 +52,8 @@ def run(
     """Evaluates F at every vertex of a scheduled batch, and returns what the vertices pushed.
 
     This is a pure function of `params`, `inputs` and `edges`. It composes with `jax.jit`, derivatives in reverse and forward
-    mode, `jax.vmap` over these, `jax.checkpoint`, `jax.shard_map`, and loops of `jax.lax`, in any order. Second derivatives are
-    those in forward mode, such as `jax.jvp` of `jax.grad`; reverse over reverse raises a `TypeError`.
+    mode, `jax.vmap` over these, `jax.checkpoint`, `jax.shard_map`, and loops of `jax.lax`, in any order. Second derivatives
+    work in forward mode, such as `jax.jvp` of `jax.grad`; reverse over reverse raises a `TypeError`.
 
     V is the number of vertices and Vp = `sched.shape.vertices` the padded number.
 

@@ -46,9 +46,9 @@ class Schedule:
             graph of the batch has several roots.
         graph_end: int32[G], number of vertices of each graph and all graphs before it.
         row: int32[Vp], row of each vertex in the dynamic tensors; 0, a row of zeros, in padding.
-        input_id: int32[Vp], that of the graphs, -1 in padding, if included by `fields` of [`cavs.schedule`][].
-        label: int32[Vp], as `input_id`.
-        kind: int32[Vp], as `input_id`.
+        input_id: int32[Vp], `Graphs.input_id`, -1 in padding, if included by `fields` of [`cavs.schedule`][].
+        label: int32[Vp], like `input_id`.
+        kind: int32[Vp], like `input_id`.
         leaf_count: int32[K], number of leaves of each kind.
         inner_count: int32[K], number of inner vertices of each kind.
         leaf_row: int32[K], row of the first leaf of each kind in the dynamic tensors.

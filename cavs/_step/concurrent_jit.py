@@ -48,7 +48,7 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
         ...
     ```
 
-    The results are those of `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
+    It returns the same as `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
     under another `jax.jit` or `jax.grad`. On a CPU it compiles faster than `jax.jit`, and sums may round differently. It has
     not been tried on TPUs.
 

@@ -339,11 +339,11 @@ def step(
 
     One call is one dispatch. It runs all batches that the loader yields together, one after another (a loop in XLA), updates
     the state in place (donation), lets a GPU run independent kernels at the same time, and runs on all devices of the loader's
-    mesh (`jax.shard_map`). The results are those of `jax.jit(fun)` for one batch after another, up to rounding.
+    mesh (`jax.shard_map`). The results are the same as of `jax.jit(fun)` for one batch after another, up to rounding.
 
     While the first batches train, the programs for the other shapes of the epoch are compiled in the background.
 
-    With a mesh, `fun` runs on each device with the graphs of that device. The loss must be that of the whole batch: write
+    With a mesh, `fun` runs on each device with the graphs of that device. The loss must cover the whole batch: write
     [`cavs.data.mean`][] for `jnp.mean`. Gradients of it are summed over the devices by JAX.
 
     Args:

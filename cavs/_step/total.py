@@ -26,7 +26,7 @@ def _across(x: jax.Array) -> jax.Array:
 def total(x: ArrayLike) -> jax.Array:
     """Sums an array over all its elements, and over the whole batch: all devices of a step, all parts of a memory plan.
 
-    Use it in the loss, so that the loss is that of the whole batch:
+    Use it in the loss, so that the loss covers the whole batch:
 
     ```python
     has = sched.label >= 0
