@@ -76,10 +76,10 @@ def _by_height(sizes: np.ndarray, levels: np.ndarray, count: int, alike: int) ->
 def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> Callable[[Params, Sequence[Any]], Loss]:
     """Returns a loss over a batch in parts, whose derivative needs the memory of one part at a time.
 
-    The result and its gradient are the same as for the whole batch, up to rounding, if the loss is a sum over graphs, or follows
-    from [`cavs.data.total`][] and [`cavs.data.mean`][], which are over the whole batch. Forward and backward of one sub-batch run
-    before the next one starts, and gradients are added up: the batch takes the memory of a sub-batch, and one more copy of the
-    gradients.
+    The result and its gradient are the same as for the whole batch, up to rounding, if the loss is a sum over graphs, or
+    follows from [`cavs.data.total`][] and [`cavs.data.mean`][], which are over the whole batch. Forward and backward of one
+    sub-batch run before the next one starts, and gradients are added up: the batch takes the memory of a sub-batch, and one
+    more copy of the gradients.
 
     ```python
     parts = cavs.memory.deal(graphs, 8)                                       # eight sub-batches

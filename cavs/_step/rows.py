@@ -24,8 +24,8 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
     x = cavs.data.rows(params["words"], sched.input_id)               # (Vp, 64): zeros for vertices without a word
     ```
 
-    The value and the gradient are the same as with indexing. Inside a [`cavs.data.step`][] on several devices, the gradient is the
-    sum over all devices, as JAX computes it for any other parameter, but the devices exchange only the rows that they read.
+    The value and the gradient are the same as with indexing. Inside a [`cavs.data.step`][] on several devices, the gradient is
+    the sum over all devices, as JAX computes it for any other parameter, but the devices exchange only the rows that they read.
 
     Args:
         table: float[N, ...], the same on all devices.
