@@ -104,7 +104,8 @@ def test_a_run_of_the_command_line_is_loaded_in_python(tmp_path: Path, capsys: p
     with np.load(folder / "best.npz") as file:
         assert any(np.array_equal(file[name], params["words"]) for name in file.files)
     with pytest.raises(
-        cavs.recipes.Mistake, match=r"got .*; expected the folder of a run, as `cavs train --out DIR` writes it"
+        cavs.recipes.Mistake,
+        match=r"load_run: folder: got .*; expected the folder of a run, as `cavs train --out DIR` writes it",
     ):
         cavs.recipes.load_run(tmp_path)
 

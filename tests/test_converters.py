@@ -105,7 +105,18 @@ WRONG = [
     (lambda: cavs.from_parents([[-1], [0, 2]]), r"parents\[1\]\[1\]: got 2; expected -1 \(a root\) or .* 0 to 1"),
     (lambda: cavs.from_parents([[-2]]), r"parents\[0\]\[0\]: got -2"),
     (lambda: cavs.from_parents([[-1], [1, 0]]), "a cycle in graph 1"),
-    (lambda: cavs.from_parents([[-1], []]), r"num_vertices\[1\]: got 0"),
+    (
+        lambda: cavs.from_parents([[-1], []]),
+        r"from_parents: parents\[1\]: got no vertex; expected at least one, such as \[-1\]",
+    ),
+    (
+        lambda: cavs.from_lengths([1], kind=["a"]),
+        "kind: got dtype <U1 .*; expected a 1-d array of integers. Number the names: ",
+    ),
+    (
+        lambda: cavs.from_lengths([1], label=["a"]),
+        "label: got dtype <U1; expected numbers. Number the names: write label_names,",
+    ),
     (lambda: cavs.from_edges(2, [(0, 2)]), r"edges\[0\]: got \(0, 2\); expected vertices 0 to 1"),
     (lambda: cavs.from_edges(0, []), "num_vertices: got 0 vertices for graph 0"),
     (

@@ -65,7 +65,7 @@ def test_a_failing_assertion_names_its_vertex() -> None:
 
 
 def test_leaves_that_are_not_arrays_are_named() -> None:
-    with pytest.raises(TypeError, match=r"params: got a function at \['f'\]; expected only arrays. For an Equinox module"):
+    with pytest.raises(TypeError, match=r"params: got a function at \['f'\]; expected only arrays of numbers. For an Equi"):
         cavs.interpret(made(cell), {"f": lambda x: x}, GRAPHS_, X)
 
 

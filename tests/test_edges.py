@@ -136,12 +136,17 @@ def reads_none(p: Any, v: cavs.Vertex) -> None:
         (reads, np.ones((3, H)), f"run: edges: got leaves of shapes [(3, {H})]; expected a first axis of 2 (one row per edge)"),
         (reads, np.ones(()), "run: edges: got leaves of shapes [()]; expected a first axis of 2"),
         (reads_none, np.ones((2, H)), "run: edges: got edges, which F does not read; expected None. Write v.gather_all(lambda"),
-        (lambda p, v: v.gather_all(edges=True), np.ones((2, H)), "expected a function of a child's state and an edge's row"),
     ],
 )
 def test_misuse_is_refused_by_name(fn: Any, edges: Any, match: str) -> None:
     with pytest.raises(ValueError, match=re.escape(match)):
         tree(fn, edges)
+
+
+def test_a_function_that_reads_no_edge_is_refused() -> None:
+    match = "gather_all: fn: got <lambda>(state); expected a function of 2 arguments, (state, edge). Write v.gather_all(lambda "
+    with pytest.raises(TypeError, match=re.escape(match)):
+        tree(lambda p, v: v.gather_all(edges=True), np.ones((2, H)))
 
 
 def test_edges_under_jit_must_be_padded() -> None:
@@ -188,7 +193,7 @@ def test_edge_attr_follows_its_edge() -> None:
     assert [edge[1:] for edge in pairs(graphs[[1, 0, 1]])] == [edge[1:] for edge in (*WANT[6:], *WANT[:6], *WANT[6:])]
     assert pairs(graphs[:1] + graphs[1:]) == WANT
     assert sorted((g, c, p, x) for g, p, c, x in pairs(graphs.reversed())) == sorted(WANT)
-    with pytest.raises(ValueError, match="graphs . other: got edge_attr on one side only"):
+    with pytest.raises(ValueError, match="graphs . other: got edge_attr in some graphs only"):
         graphs + cavs.from_lengths([2])
     with pytest.raises(ValueError, match=re.escape("from_edge_index: edge_attr: got shape (2,); expected (7, ...), one row")):
         cavs.interop.from_edge_index(INDEX, num_nodes=[4, 2], edge_attr=VALUES[:2])

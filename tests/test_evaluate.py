@@ -117,6 +117,54 @@ def test_what_cannot_be_predicted_is_named():
             cavs.data.predict(lambda *_: jnp.zeros(2), 0, loader, rows)
 
 
+@pytest.mark.parametrize(
+    ("score", "error", "message"),
+    [
+        (lambda: cavs.data.span_scores(["BO"], [["O"]]), TypeError, "span_scores: true: got a str in place of a sentence"),
+        (lambda: cavs.data.span_scores([["O"]], ["O"]), TypeError, "span_scores: predicted: got a str in place of a sentence"),
+        (lambda: cavs.data.span_scores([["O"]], []), ValueError, r"predicted: got sentences of \[\] tags; expected \[1\]"),
+        (lambda: cavs.data.span_scores([["O"]], [["O", "O"]]), ValueError, r"predicted: got sentences of \[2\] tags; expected"),
+        (lambda: cavs.data.errors([1.0], [1.0, 2.0]), ValueError, r"errors: predicted: got shape \(2,\), and true of \(1,\)"),
+        (lambda: cavs.data.errors([1.0], [[1.0]]), ValueError, r"errors: predicted: got shape \(1, 1\), and true of \(1,\)"),
+        (lambda: cavs.data.bleu("a", ["a"]), TypeError, "bleu: translations: got a str; expected one text per sentence"),
+        (lambda: cavs.data.bleu(["a"], ["a", "b"]), ValueError, "bleu: references: got 2 texts; expected 1"),
+        (lambda: cavs.data.json_lines(None), TypeError, "json_lines: path: got a NoneType; expected the path of a file"),
+        (
+            lambda: cavs.io.restore_checkpoint({}, "a.npz"),
+            TypeError,
+            "path: got a dict; .* Write restore_checkpoint.path, state",
+        ),
+        (
+            lambda: cavs.io.save_params({"a": "b"}, "a"),
+            TypeError,
+            "save_params: params: got a str at 'a'; expected only arrays",
+        ),
+        (lambda: cavs.data.total(None), TypeError, "total: x: got a NoneType; expected an array of numbers"),
+        (lambda: cavs.data.mean({"a": 1.0}), TypeError, "mean: x: got a dict; expected an array of numbers"),
+        (lambda: cavs.data.rows(np.ones((2, 2)), None), TypeError, "rows: ids: got a NoneType; expected an array of numbers"),
+    ],
+)
+def test_wrong_arguments_of_scores_and_files_are_named(score, error, message):
+    with pytest.raises(error, match=message):
+        score()
+
+
+def test_swapped_arguments_and_metrics_that_are_no_scalars_are_named():
+    loader = cavs.data.Loader(cavs.from_lengths([1, 2, 3]), 1, steps=2)
+    for use in (cavs.data.evaluate, cavs.data.predict):
+        with pytest.raises(TypeError, match=f"{use.__name__}: loader: got a int; expected a cavs.data.Loader. Write"):
+            use(lambda params, sched: {}, loader, 0)
+        with pytest.raises(TypeError, match=f"{use.__name__}: fun: got a int; expected a function. Write"):
+            use(0, lambda params, sched: {}, loader)
+        with pytest.raises(
+            TypeError, match=r"fun: got <lambda>\(sched\); expected a function of 2 arguments, \(params, batch\)"
+        ):
+            use(lambda sched: {}, 0, loader)
+    for metrics, told in ((jnp.zeros(()), "something else"), ({"a": jnp.zeros(3)}, r"{'a': \[3\]}")):
+        with pytest.raises(TypeError, match=f"evaluate: fun: returned .*{told}.*; expected a dict of scalars. Write"):
+            cavs.data.evaluate(lambda params, sched, m=metrics: m, 0, loader)
+
+
 # ---- commands ----
 
 

@@ -103,7 +103,7 @@ def test_sum_of_parts_is_the_whole(graphs, data):
     [
         ({"input_id": [0], "vocab": ["a"]}, {"input_id": [0], "vocab": ["b"]}, r"different vocab.*other\.with_vocab"),
         ({"kind": [0], "kind_names": ["a"]}, {"kind": [0], "kind_names": ["b"]}, r"different kind_names.*Graphs\.concat"),
-        ({"label": [0]}, {}, "label on one side only"),
+        ({"label": [0]}, {}, r"got label in some graphs only; .* Write graphs\.replace\(label=None\)"),
     ],
 )
 def test_unlike_graphs_do_not_add(left, right, message):
@@ -137,6 +137,41 @@ def test_loaders_carry_features(graphs):
             assert {leaf.shape[0] for leaf in jax.tree.leaves(x)} == {sched.shape.vertices}
 
 
+@given(graphs())
+def test_replaced_fields_are_those_of_graphs_that_were_built_with_them(one):
+    rows = np.arange(one.num_vertices)
+    fields = {"input_id": rows % 3, "vocab": ["a", "b", "c"], "label": None, "label_names": None, "x": {"at": rows / 2}}
+    fields |= {"graph_label": np.arange(len(one)), "edge_attr": np.arange(one.num_edges)[:, None]}
+    kept = {"kind": one.kind, "kind_names": one.kind_names}
+    sizes, num_children = np.diff(one.vertex_offsets), np.diff(one.child_offsets)
+    assert_same(one.replace(**fields), cavs.Graphs.build(sizes, num_children, one.children, **fields, **kept))
+    assert_same(one.replace(), one)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"labels": [0, 1]}, TypeError, "replace: got 'labels'; expected one of kind, label, .* Did you mean label?"),
+        ({"label": [0]}, ValueError, "label: got 1 value; expected 2, one per vertex"),
+        ({"input_id": [0, 5]}, ValueError, "input_id: got 5 at vertex 1 of graph 0; expected -1 to 1"),
+    ],
+)
+def test_wrong_replacements_are_refused(fields, error, message):
+    with pytest.raises(error, match=message):
+        cavs.from_lengths([2], input_id=[0, 1], vocab=["a", "b"]).replace(**fields)
+
+
+def test_only_graphs_add_and_names_are_lists():
+    graphs = cavs.from_lengths([2], input_id=[0, 1])
+    with pytest.raises(
+        TypeError, match=r"graphs \+ other: got a list; expected cavs.Graphs. For a list write cavs.Graphs.concat"
+    ):
+        graphs + [graphs]
+    for name in ("vocab", "kind_names", "label_names"):
+        with pytest.raises(TypeError, match=rf"{name}: got 'ab'; expected a list of names. Write {name}=\['ab'\]"):
+            cavs.from_lengths([2], **{"input_id": [0, 1], name: "ab"})
+
+
 def test_with_vocab_renumbers_words():
     graphs = cavs.from_lengths([4], input_id=[2, -1, 0, 1], vocab=["a", "b", "c"])
     assert graphs.with_vocab(["c", "<unk>", "a"]).input_id.tolist() == [0, -1, 2, -1]
@@ -146,6 +181,8 @@ def test_with_vocab_renumbers_words():
     for vocab in ("abc", None):
         with pytest.raises(TypeError, match="with_vocab: vocab: got .*; expected words. Write with_vocab"):
             graphs.with_vocab(vocab)
+    with pytest.raises(TypeError, match="with_vocab: vocab: got a Graphs among the words; expected str. Write with_vocab"):
+        graphs.with_vocab(graphs)
     with pytest.raises(ValueError, match="unknown: got 'b'; expected a word of vocab"):
         graphs.with_vocab(["a"], unknown="b")
     with pytest.raises(ValueError, match="without a vocab"):

@@ -256,6 +256,7 @@ def test_without_shuffling_epochs_have_the_order_of_the_data() -> None:
     for options in ({"shuffle": False}, {"seed": None}):
         loader = cavs.data.Loader(GRAPHS, 4, collate=lambda s: s.numbers, steps=1, **options)
         assert np.concatenate(list(loader)).tolist() == [*range(50)]
+        assert ", in the order of the data\n" in repr(loader)
 
 
 def threads() -> int:
@@ -289,6 +290,9 @@ def test_abandoned_loops_leave_nothing_behind() -> None:
     assert threads() == without
     list(loader)
     del loader
+    # If the thread held the last reference, as it does while it plans an epoch, it closes its own loop, and ends by itself.
+    for ending in [one for one in threading.enumerate() if one.name == "cavs-prefetch"]:
+        ending.join(60)
     assert threads() == without
 
 

@@ -55,6 +55,12 @@ def test_a_program_has_sizes() -> None:
     [
         ({"fn": 3, "state": (H,)}, TypeError, "fn: got a int; expected a function. Write fn(params, v), or a dict"),
         ({"fn": {"leaf": None}, "state": (H,)}, TypeError, "fn['leaf']: got a NoneType; expected a function"),
+        (
+            {"fn": lambda v: None, "state": (H,)},
+            TypeError,
+            "fn: got <lambda>(v); expected a function of 2 arguments, (params, v).",
+        ),
+        ({"fn": {"leaf": lambda p, v, x: None}, "state": (H,)}, TypeError, "fn['leaf']: got <lambda>(p, v, x); expected a"),
         ({"fn": good, "state": (H,), "arity": -1}, ValueError, "arity: got -1; expected an int >= 0"),
         ({"fn": good, "state": (H,), "arity": 2.0}, ValueError, "arity: got 2.0; expected an int >= 0"),
         ({"fn": good, "state": {"h": H}}, TypeError, f"state: got a leaf {H}; expected shapes"),
@@ -241,12 +247,50 @@ def test_pull_of_a_name_that_inputs_lack() -> None:
             call(fn, inputs)
 
 
+GATHERED = [
+    ("sum", {}, "got a str; expected a function of 1 argument, (state)"),
+    (lambda h, e: h, {}, "got <lambda>(h, e); expected a function of 1 argument, (state)"),
+    (lambda h: h, {"edges": True}, "got <lambda>(h); expected a function of 2 arguments, (state, edge)"),
+]
+
+
+@pytest.mark.parametrize(("fn", "kwargs", "match"), GATHERED, ids=range(len(GATHERED)))
+def test_what_is_no_function_of_a_child(fn: Any, kwargs: dict[str, Any], match: str) -> None:
+    def gathering(params: Any, v: cavs.Vertex) -> None:
+        v.scatter(v.gather_all(fn, **kwargs))
+        v.push(v.pull())
+
+    with pytest.raises(TypeError, match=re.escape(f"gather_all: fn: {match}")):
+        call(gathering)
+
+
+def test_a_push_of_text_or_with_swapped_arguments() -> None:
+    with pytest.raises(TypeError, match=r"push: name: got a \w*Tracer; expected a str. Write v.push.value, 'name'."):
+        call(lambda params, v: v.push("h", v.pull()))
+    with pytest.raises(TypeError, match="push: value: got a str at the root; expected only arrays of numbers"):
+        call(lambda params, v: v.push("h"))
+
+
 def test_a_dict_in_place_of_an_array() -> None:
     match = r"F uses a dict as an array \(.*test_misuse.py, line \d+, in \w+: h = .* Write v.pull\('name'\) or v.gather"
     with pytest.raises(TypeError, match=match):
         call(good, {"word": ONES})
     with pytest.raises(TypeError, match=match):
         call(good, state={"h": (H,)})
+
+
+def test_a_nested_list_in_place_of_a_matrix() -> None:
+    function = cavs.VertexFunction(good, state=(H,), arity=2)
+    with pytest.raises(TypeError, match=r"F uses a list as an array \(.*: h = .* Write jnp.asarray\(rows\) for nested lists"):
+        cavs.run(function, {"u": np.eye(H).tolist()}, cavs.schedule(TREE), ONES)
+
+
+@pytest.mark.parametrize("x", [np.full((3, H), "a"), np.full((3, H), None)], ids=["text", "objects"])
+def test_inputs_that_are_no_numbers(x: np.ndarray) -> None:
+    with pytest.raises(
+        TypeError, match=re.escape(f"inputs: got an array of {x.dtype} at the root; expected only arrays of num")
+    ):
+        call(good, x)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +326,11 @@ def test_inputs_under_jit_must_be_padded() -> None:
         ({"F": good}, TypeError, "F: got a function; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...)"),
         ({"F": vp.LSTM(H, E)}, TypeError, "or program.vertex_function() for a ready vertex program"),
         ({"sched": TREE}, TypeError, "sched: got a Graphs; expected a cavs.Schedule. Write cavs.schedule(graphs)"),
+        (
+            {"sched": cavs.data.Batches(None, 2)},
+            TypeError,
+            "sched: got a Batches; expected a cavs.Schedule. Write @cavs.data.st",
+        ),
         ({"engine": "turbo"}, ValueError, "engine: got 'turbo'; expected None or one of 'scan'"),
         ({"params": {"u": "u"}}, TypeError, "run: params: got a str at ['u']; expected only arrays"),
         ({"engine": "persistant"}, ValueError, "'native'. Did you mean persistent?"),
@@ -312,6 +361,8 @@ def test_kinds_without_a_function() -> None:
         ValueError, match=re.escape("kind 'root' (kinds ['leaf', 'inner', 'root']); expected the kinds of F, ['inner', 'leaf']")
     ):
         cavs.run(program.function, program.params, cavs.schedule(graphs), program.inputs(graphs.num_vertices))
+    with pytest.raises(ValueError, match="got graphs without kinds; expected the kinds of F, .* kind_names="):
+        cavs.run(program.function, program.params, cavs.schedule(TREE), program.inputs(3))
 
 
 # ---- schedule ----
@@ -353,10 +404,12 @@ def test_what_is_not_graphs(tmp_path: Path) -> None:
     function, sched = cavs.VertexFunction(good, state=(H,), arity=1), cavs.schedule(TREE)
     arguments = (function, {"u": np.eye(H)}, sched, ONES)
     for name, use in (("interpret", cavs.interpret), ("find_nan", cavs.debug.find_nan), ("compare", cavs.debug.compare)):
-        with pytest.raises(TypeError, match=f"{name}: graphs: got a Schedule; expected cavs.Graphs. Write"):
+        match = f"{name}: graphs: got a Schedule; expected cavs.Graphs. Write {name}.F, params, graphs, inputs."
+        with pytest.raises(TypeError, match=match):
             use(*arguments)
     for name, write in (("save_npz", cavs.io.save_npz), ("write_edges", cavs.io.write_edges)):
-        with pytest.raises(TypeError, match=f"{name}: graphs: got a PosixPath; expected cavs.Graphs. Write"):
+        match = f"{name}: graphs: got a PosixPath; expected cavs.Graphs. Write {name}.graphs, path."
+        with pytest.raises(TypeError, match=match):
             write(tmp_path / "file", TREE)
 
 
@@ -368,7 +421,7 @@ def test_more_children_than_f_sees(traced: bool) -> None:
     def run(sched: cavs.Schedule, x: jax.Array) -> jax.Array:
         return cavs.run(program.vertex_function(), params, sched, x)
 
-    with pytest.raises(ValueError, match="children; expected at most 2"):
+    with pytest.raises(ValueError, match="children; expected at most 2.* or take a ready program for any number"):
         (jax.jit(run) if traced else run)(sched, jnp.zeros((sched.shape.vertices, 3), jnp.float32))
 
 

@@ -69,6 +69,8 @@ def test_other_sources_are_refused(tmp_path):
             cavs.read_trees(file)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=f"read_trees: source: got int; {expected}"):
         cavs.read_trees(3)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"for a tree as text write cavs.read_trees\(\[text\]\): '\(3 a\)'"):
+        cavs.read_trees("(3 a)")
     with pytest.raises(ValueError, match="read_trees: cache: got True for list; expected a path, .* Write cache=False"):
         cavs.read_trees([SST], cache=True)
 

@@ -88,15 +88,6 @@ def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) ->
     assert_close(grads, want, 1e-10 * program.tolerance)
 
 
-@pytest.mark.parametrize("name", ["custom derivatives", "control flow", "edge attention", "three kinds", "without fusion"])
-def test_no_tracer_is_left(name: str) -> None:
-    batch = PROGRAMS[name].batches[0]
-    arguments = PROGRAMS[name].params, sched(batch), padded(sched(batch), batch_inputs(name, batch))
-    jax.clear_caches()
-    with jax.checking_leaks():
-        jitted(name).trace(*arguments, BATCHES[batch].num_vertices)
-
-
 def _poison(x: np.ndarray) -> np.ndarray:
     """What padding rows are filled with: NaN, and for integers a number out of any range."""
     fill = np.nan if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min if x.dtype != bool else True
@@ -167,3 +158,13 @@ def test_gradients_of_an_empty_batch_are_zero() -> None:
         program.params, program.inputs(0)
     )
     assert_close(grads, jax.tree.map(np.zeros_like, (program.params, program.inputs(0))), 0)
+
+
+# The last one, as it clears JAX's caches, which the tests above share.
+@pytest.mark.parametrize("name", ["custom derivatives", "control flow", "edge attention", "three kinds", "without fusion"])
+def test_no_tracer_is_left(name: str) -> None:
+    batch = PROGRAMS[name].batches[0]
+    arguments = PROGRAMS[name].params, sched(batch), padded(sched(batch), batch_inputs(name, batch))
+    jax.clear_caches()
+    with jax.checking_leaks():
+        jitted(name).trace(*arguments, BATCHES[batch].num_vertices)

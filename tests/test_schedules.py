@@ -44,6 +44,14 @@ def test_fields_that_the_graphs_do_not_have() -> None:
     graphs = dataclasses.replace(joined([chain(3)]), input_id=np.arange(3, dtype=np.int32), label=None, kind=None)
     with pytest.raises(ValueError, match=r"schedule: fields: got 'label'; expected fields that these graphs have: input_id\."):
         cavs.schedule(graphs, fields=("input_id", "label"))
+    with pytest.raises(TypeError, match=r"fields: got 'label'; expected a sequence of names. Write fields=\('label',\)"):
+        cavs.schedule(graphs, fields="label")
+    with pytest.raises(
+        ValueError, match=r"fields: got 'label'; expected \(\), as the graphs have none of \('input_id', 'label',"
+    ):
+        cavs.schedule(cavs.from_lengths([3]), fields=("label",))
+    with pytest.raises(TypeError, match="schedule: shapes: got 3; expected a list of shapes. Write shapes = .. once"):
+        cavs.schedule(graphs, shapes=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="schedule: fields: got 'words'"):
         cavs.schedule(graphs, fields=("words",))
     with pytest.raises(AttributeError, match=r"no attribute 'label'. Write .*fields=\('label',\)"):

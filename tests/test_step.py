@@ -204,12 +204,41 @@ def test_means_outside_of_a_step() -> None:
     x = jnp.arange(6.0)
     assert float(cavs.data.mean(x)) == 2.5 and float(cavs.data.total(x > 2)) == 3
     assert float(cavs.data.mean(x, where=x > 2)) == 4 and float(cavs.data.mean(x, where=x > 9)) == 0
+    half = jnp.ones(301, jnp.bfloat16) * 3  # bfloat16 cannot count to 301
+    assert cavs.data.mean(half, where=half > 0) == 3 and cavs.data.mean(half, where=half > 0).dtype == jnp.bfloat16
+    for where, got in (((x > 2)[:3], r"bool\[3\]"), (x, r"float\d+\[6\]"), ((x > 2)[:, None], r"bool\[6, 1\]")):
+        with pytest.raises(ValueError, match=rf"mean: where: got {got}; expected bool\[6\], as x has. Write where=labels"):
+            cavs.data.mean(x, where=where)
 
 
 def test_a_step_is_of_a_function() -> None:
     with pytest.raises(TypeError, match="step: fun: got a int; expected a function fun.state, batch."):
         cavs.data.step(3)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"step: fun: got <lambda>\(state\); expected a function of 2 arguments, \(state, batch\)"
+    ):
+        cavs.data.step(lambda state: state)  # type: ignore[arg-type]
     assert cavs.data.step(unroll=2)(fun).__name__ == "fun"
+
+
+@pytest.mark.parametrize("steps", [1, 2, None])
+def test_swapped_arguments_and_other_states_are_named(steps: int | None) -> None:
+    graphs = cavs.from_lengths([1, 2])
+    loader = cavs.data.Loader(graphs, 1, steps=steps)
+    batches, counting = next(iter(loader)), cavs.data.step(lambda state, sched: (state, 0.0))
+    with pytest.raises(TypeError, match=r"step: state: got a (Batches|Schedule); expected the state. Write state, out = step"):
+        counting(batches, jnp.zeros(()))
+    for given in (loader, graphs):
+        with pytest.raises(
+            TypeError, match="step: batches: got a (Loader|Graphs); expected what a loader yields. Write for batch"
+        ):
+            counting(jnp.zeros(()), given)
+    for other, told in (
+        (lambda s: {"w": s["w"]}, "of structure"),
+        (lambda s: {**s, "u": s["u"][:2]}, r"\['u'\] is float\d+\[2\]"),
+    ):
+        with pytest.raises(TypeError, match=f"step: <lambda>: returned a state .*{told}.*; expected"):
+            cavs.data.step(lambda state, sched, f=other: (f(state), 0.0))({"w": jnp.zeros(2), "u": jnp.zeros(3)}, batches)
 
 
 def test_a_step_passes_options_to_xla() -> None:

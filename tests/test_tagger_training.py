@@ -1,5 +1,6 @@
 """`cavs train --task tag`: batches, a run that finds names by their spelling, predictions, and messages for wrong arguments."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -107,6 +108,18 @@ def test_prediction_accepts_plain_text_and_unseen_letters(run, capsys):
     assert [line[2] for line in lines[:4]] == ["O", "O", "B-PER", "I-PER"]
 
 
+@pytest.mark.parametrize(
+    ("size", "given", "message"), [(4, None, ""), (4, 4, ""), (3, None, "--embeddings: got vectors of size 3")]
+)
+def test_vectors_have_the_size_of_their_file(size, given, message, tmp_path):
+    (tmp_path / "vectors.txt").write_text(f"so {' '.join(['0.5'] * size)}\n")
+    path, vectors = corpus(tmp_path / "t.txt", 20), str(tmp_path / "vectors.txt")
+    options = TaggingOptions(train=(path,), embeddings=vectors, embedding_size=given)
+    with pytest.raises(cavs.recipes.Mistake, match=message) if message else contextlib.nullcontext():
+        assert Tagging.read(options).facts["size"] == size
+    assert Tagging.read(TaggingOptions(train=(path,))).facts["size"] == 128
+
+
 def test_parts_of_speech_without_spelling(tmp_path, capsys):
     path = tmp_path / "t.conllu"
     words = [("the", "DET"), ("cat", "NOUN"), ("sees", "VERB"), ("it", "PRON")]
@@ -123,7 +136,7 @@ MISTAKES = {
     "train --task tag TAGS --column 2": "--column: got '2', but .* contains word.TAG, not columns",
     "train --task tag COLUMNS --column 4": "line 1: got 'a B-X'; expected at least 4 cells",
     "train --task tag BROKEN": r"line 2: got 'b\|'; expected word\|TAG",
-    "train --task tag TAGS --embedding-size 7": "--embedding-size: got 7; expected an even number",
+    "train --task tag TAGS --embedding-size 7": "--embedding-size: got vectors of size 7; expected an even number",
 }
 
 

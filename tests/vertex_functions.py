@@ -196,14 +196,17 @@ def matrix_on_the_left(params: Any, v: cavs.Vertex) -> None:
 
 
 def matrix_states(params: Any, v: cavs.Vertex) -> None:
-    """A matrix and a vector a vertex (MV-RNN, Socher et al., 2012): products between rows, and of matrices with parameters."""
+    """A matrix and a vector a vertex (MV-RNN, Socher et al., 2012): products between rows, and of matrices with parameters.
+
+    The matrix `n` and the vector `b` are multiplied in one equation and added in another.
+    """
     left, right = v.gather(0), v.gather(1)
-    own = (
-        (v.pull() @ params["w"]).reshape(H, H) if v.is_leaf() else params["m"] @ left["matrix"] + right["matrix"] @ params["n"]
-    )
-    vector = jnp.tanh(
-        jnp.concatenate([right["matrix"] @ left["vector"], left["matrix"] @ right["vector"]]) @ params["u"] + params["b"]
-    )
+    if v.is_leaf():
+        own = (v.pull() @ params["w"]).reshape(H, H)
+    else:
+        own = params["m"] @ left["matrix"] + right["matrix"] @ params["n"] + params["n"]
+    both = jnp.concatenate([right["matrix"] @ left["vector"], left["matrix"] @ right["vector"]])
+    vector = jnp.tanh(both @ params["u"] + left["matrix"] @ params["b"] + params["b"])
     v.scatter({"matrix": jnp.tanh(own), "vector": vector})
     v.push(vector)
 

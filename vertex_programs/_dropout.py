@@ -18,8 +18,8 @@ class RowKeys(NamedTuple):
 
     Attributes:
         key: A key of `jax.random`.
-        first: (N,) integers.
-        second: (N,) integers.
+        first: int[N].
+        second: int[N].
     """
 
     key: jax.Array
@@ -85,7 +85,7 @@ def vertex_keys(key: jax.Array | None, sched: "cavs.Schedule", numbers: Array) -
     Args:
         key: A key of `jax.random`; None for no dropout.
         sched: The schedule of the batch.
-        numbers: The number of each graph in the data set, (G,) integers: `sample.numbers` of a `cavs.data.Sample`.
+        numbers: The number of each graph in the data set, int[G]: `sample.numbers` of a `cavs.data.Sample`.
 
     Returns:
         The keys of all vertices of the padded batch, or None.

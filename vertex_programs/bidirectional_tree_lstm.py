@@ -70,7 +70,7 @@ class BidirectionalTreeLSTM:
             params: The parameters, as returned by `init`.
             sched: A schedule of the graphs.
             reversed_sched: A schedule of `graphs.reversed()`.
-            inputs: x of each vertex, (V, E), as for `cavs.run`.
+            inputs: x of each vertex, float[V, E], as for `cavs.run`.
             select: The vertices to return, or None for all.
 
         Returns:

@@ -64,7 +64,7 @@ class BiLSTM:
             params: The parameters, as returned by `init`.
             sched: A schedule of the chains.
             back: A schedule of `chains.reversed()`.
-            inputs: x of each vertex, (V, E), as for `cavs.run`.
+            inputs: x of each vertex, float[V, E], as for `cavs.run`.
             ends: If True, return one row per chain instead of one per vertex.
 
         Returns:

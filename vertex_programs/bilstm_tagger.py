@@ -80,7 +80,7 @@ class BiLSTMTagger:
             params: The parameters, as returned by `init`.
             sched: A schedule of the chains.
             back: A schedule of `chains.reversed()`.
-            inputs: x of each vertex, (V, E), as for `cavs.run`.
+            inputs: x of each vertex, float[V, E], as for `cavs.run`.
             key: A key of `jax.random` for dropout, or None for no dropout.
 
         Returns:

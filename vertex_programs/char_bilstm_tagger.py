@@ -101,9 +101,9 @@ class CharBiLSTMTagger:
             params: The parameters, as returned by `init`.
             sched: A schedule of the chains of words.
             back: A schedule of the reversed chains.
-            inputs: Word vectors, (V, E), read at frequent words.
+            inputs: Word vectors, float[V, E], read at frequent words.
             vectors: The vectors of the spelled words, (S, E), as returned by `vectors`.
-            spelled: For each word its row of `vectors`, or -1 for a frequent word, (V,).
+            spelled: For each word its row of `vectors`, or -1 for a frequent word, int[V].
             key: A key of `jax.random` for dropout, or None for no dropout.
 
         Returns:

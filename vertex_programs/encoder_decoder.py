@@ -22,8 +22,8 @@ def sentence_pairs(source: Integers, target: Integers) -> tuple[cavs.Graphs, cav
     Neither is padded to the longest sentence.
 
     Args:
-        source: The length of each source sentence, (G,), at least 1.
-        target: The length of each target sentence, (G,), at least 1.
+        source: The length of each source sentence, int[G], at least 1.
+        target: The length of each target sentence, int[G], at least 1.
 
     Returns:
         A pair of graphs. The first is `cavs.from_lengths(source)`. The vertices of the second are the source words (leaves)
@@ -140,7 +140,7 @@ class EncoderDecoder:
             source: A schedule of the first graphs of `EncoderDecoder.graphs`.
             pairs: A schedule of the second graphs.
             x: Vectors of the source words, (number of source words, E), as `inputs` of `cavs.run`.
-            y: Rows for all vertices of the pairs, (V, E), read at target words.
+            y: Rows for all vertices of the pairs, float[V, E], read at target words.
             select: The vertices to return, or None for all.
 
         Returns:
@@ -153,12 +153,14 @@ class EncoderDecoder:
         return cavs.run(self.vertex_function(), decoder, pairs, {"x": y, **rows}, select=select)
 
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
-    def encoder_function(self) -> cavs.VertexFunction:
+    def encoder_function(self) -> cavs.VertexFunction[dict[str, jax.Array]]:
         """Returns `F` of the encoder. Equal programs return the same object, so that they share compiled code."""
-        return cavs.VertexFunction(self.encoder, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=1)
+        return cavs.VertexFunction[dict[str, jax.Array]](
+            self.encoder, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=1
+        )
 
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
-    def vertex_function(self) -> cavs.VertexFunction:
+    def vertex_function(self) -> cavs.VertexFunction[jax.Array]:
         """Returns `F` of the decoder. Equal programs return the same object, so that they share compiled code."""
         state: dict[str, Any] = dict.fromkeys(("a", "c", "h", "key"), (self.hidden,))
         return cavs.VertexFunction(self, state=state | {"source": jax.ShapeDtypeStruct((), bool)}, arity=1)
@@ -182,7 +184,7 @@ def greedy(best: Callable[..., Array], source: cavs.Graphs, rows: Array, end: in
     source words.
 
     Args:
-        best: `best(source, pairs, y, at)` returns the next word, (G,) ints below C, after each of the rows `at`, (G,),
+        best: `best(source, pairs, y, at)` returns the next word, int[G] below C, after each of the rows `at`, int[G],
             for two schedules that include `input_id`, and the words y, (V,), of the targets so far.
         source: Chains whose `input_id` are the words of the sources.
         rows: The input that stands for each of the C words, (C,), as a target word of `y`.

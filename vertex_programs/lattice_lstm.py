@@ -18,9 +18,9 @@ def lattices(lengths: Sequence[int], words: Sequence[Array], *, input_id: Intege
     """Builds lattices from the characters of sentences and the lexicon's words found in them.
 
     Args:
-        lengths: The number of characters of each sentence, (G,).
+        lengths: The number of characters of each sentence, int[G].
         words: For each sentence the first and last character of each word, (W, 2), with first < last.
-        input_id: What each vertex reads, (V,).
+        input_id: What each vertex reads, int[V].
 
     Returns:
         Graphs whose vertices are the characters, followed by the words, with the kinds "character" and "word". Child 0 of a
@@ -122,7 +122,7 @@ class LatticeLSTM:
         v.push(h)
 
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
-    def vertex_function(self) -> cavs.VertexFunction:
+    def vertex_function(self) -> cavs.VertexFunction[jax.Array]:
         """Returns `F`, with one function per kind. Equal programs return the same object and share compiled code."""
         state = {"c": (self.hidden,), "h": (self.hidden,), "word": jax.ShapeDtypeStruct((), bool)}
         return cavs.VertexFunction({"character": self.character, "word": self.word}, state=state, arity=1)

@@ -70,6 +70,6 @@ class RvNN:
         (self.leaf if v.is_leaf() else self.inner)(params, v)
 
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
-    def vertex_function(self) -> cavs.VertexFunction:
+    def vertex_function(self) -> cavs.VertexFunction[jax.Array]:
         """Returns `F`, with one function per kind. Equal programs return the same object and share compiled code."""
         return cavs.VertexFunction({"leaf": self.leaf, "inner": self.inner}, state=(self.hidden,), arity=2)

@@ -15,7 +15,7 @@ def pyramids(lengths: Integers, *, words: Integers | None = None) -> cavs.Graphs
     The first row of a graph holds the words. Each next row combines the neighbours of the row below, up to a single vertex.
 
     Args:
-        lengths: The number of words of each sentence, (G,), at least 1. A sentence of n words has n (n + 1) / 2 vertices
+        lengths: The number of words of each sentence, int[G], at least 1. A sentence of n words has n (n + 1) / 2 vertices
             and n levels.
         words: `input_id` of the words, (sum of lengths,). It is -1 at inner vertices.
 

@@ -96,7 +96,7 @@ def compare(
         TypeError: as `run` and `interpret`.
         ValueError: as `run` and `interpret`.
     """
-    check_graphs(graphs, "compare")
+    check_graphs(graphs, "compare(F, params, graphs, inputs)")
     params, inputs = as_arrays(params, "compare: params"), as_arrays(inputs, "compare: inputs")
     edges = as_arrays(edges, "compare: edges")
     sched = schedule(graphs) if sched is None else sched

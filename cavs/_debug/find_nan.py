@@ -65,7 +65,7 @@ def find_nan(
         TypeError: as [`cavs.run`][].
         ValueError: as [`cavs.run`][].
     """
-    check_graphs(graphs, "find_nan")
+    check_graphs(graphs, "find_nan(F, params, graphs, inputs)")
     params, inputs = as_arrays(params, "find_nan: params"), as_arrays(inputs, "find_nan: inputs")
     edges = as_arrays(edges, "find_nan: edges")
     search = _Search(F, params, graphs, inputs, edges, infinities)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._function.arrays import as_arrays
-from cavs._function.gather_all import check_edges, score_and_value
+from cavs._function.gather_all import check_child_function, score_and_value
 from cavs._function.raw_keys import from_stored, stored_aval
-from cavs._function.vertex import Vertex, VertexFunction
+from cavs._function.vertex import Pushed, Vertex, VertexFunction
 from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -42,8 +42,8 @@ class _PlainVertex(Vertex):
     def gather_all(self, fn: Callable[..., PyTree] = lambda state: state, reduce: str = "sum", edges: bool = False) -> PyTree:
         if not self._children:
             return super().gather_all(fn, reduce, edges)
+        check_child_function(fn, edges, self._edges)
         if edges:
-            check_edges(fn, self._edges)
             outs = [fn(child, jax.tree.map(lambda x, k=k: x[k], self._rows)) for k, child in enumerate(self._children)]
         else:
             outs = [fn(child) for child in self._children]
@@ -56,7 +56,9 @@ class _PlainVertex(Vertex):
         return jax.tree.map(lambda *xs: how[reduce](_stack(xs), axis=0), *outs)
 
 
-def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree = None, *, edges: PyTree = None) -> PyTree:
+def interpret(
+    F: VertexFunction[Pushed], params: PyTree, graphs: Graphs, inputs: PyTree = None, *, edges: PyTree = None
+) -> Pushed:
     """Computes what [`cavs.run`][] computes, one vertex at a time in plain Python, children before parents.
 
     Values are concrete arrays: `print`, `breakpoint()` and `assert` work inside F. An error in F has a note that names the
@@ -82,7 +84,7 @@ def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree 
 
 def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edges: PyTree, call: Call) -> PyTree:
     """Implements `interpret`; `call` evaluates one vertex."""
-    check_graphs(graphs, "interpret")
+    check_graphs(graphs, "interpret(F, params, graphs, inputs)")
     params = as_arrays(params, "interpret: params")
     inputs = _checked_rows("inputs", inputs, graphs.num_vertices, "vertex")
     edges = _checked_rows("edges", edges, graphs.num_edges, "edge")

@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -23,13 +23,16 @@ class Examples(Protocol):
         ...
 
 
+Batch = TypeVar("Batch")  # the pytree of one batch
+
+
 @jax.tree_util.register_pytree_node_class
-class Batches:
+class Batches(Generic[Batch]):
     """One or more batches of equal shapes, for [`cavs.data.step`][]. Created by [`cavs.data.Loader`][]; a pytree itself.
 
     Attributes:
         tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of batches: (count, ...). With a mesh,
-            the next axis is that of the devices; with `parts`, that of the parts.
+            the next axis has an entry per device; with `parts`, one per part.
         count: the length of the axis of a stack; `None` for one batch without such an axis.
         filled: the number of batches in a stack that has room for `count`, an int32 scalar; the rest of the stack is zeros and
             does not run. `None`: the stack is full.
@@ -37,7 +40,7 @@ class Batches:
         loader: the loader that created it, while it exists; not a part of the pytree.
     """
 
-    def __init__(self, tree: PyTree, count: int | None, mesh: Mesh | None = None, filled: Any = None):
+    def __init__(self, tree: Batch, count: int | None, mesh: Mesh | None = None, filled: Any = None):
         self.tree, self.count, self.mesh, self.filled = tree, count, mesh, filled
         self._loader: weakref.ref[Examples] | None = None
 

@@ -8,12 +8,12 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Generic, Literal, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 from jax.sharding import Mesh
 
-from cavs._feed.batches import Batches
+from cavs._feed.batches import Batch, Batches
 from cavs._feed.delivery import Delivery
 from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, position_of
 from cavs._feed.sampler import Sampler
@@ -32,9 +32,11 @@ from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
+from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._graphs.suggest import suggestion
 from cavs._schedule.batches import compiled
+from cavs._schedule.schedule import Schedule
 from cavs.kernels import Target
 
 # What to write for arguments of the loaders of other libraries.
@@ -52,7 +54,37 @@ ELSEWHERE = {
 }
 
 
-class Loader:
+Given: TypeAlias = int | Iterable[Index]
+Sources: TypeAlias = Sequence[Source]
+Schedules: TypeAlias = tuple[Schedule, ...]
+One: TypeAlias = Callable[[Sample[Graphs, Schedule]], Batch]
+Many: TypeAlias = Callable[[Sample[tuple[Graphs, ...], Schedules]], Batch]
+Yielded = TypeVar("Yielded")  # what a loop over a loader gets
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The arguments of `Loader` on which the type of what it yields does not depend."""
+
+    seed: int | None
+    fields: Sequence[str] | None
+    group: str | None
+    last: str
+    shapes: "int | Loader"
+    ahead: int | None
+    parts: int | None
+    policy: str
+    kinds: bool
+    shuffle: bool
+
+
+class StackedOptions(LoaderOptions, total=False):
+    """The arguments of a `Loader` that yields `Batches`."""
+
+    steps: int | None
+    mesh: Mesh | None
+
+
+class Loader(Generic[Yielded]):
     """Yields the batches of one epoch after another.
 
     ```python
@@ -103,6 +135,10 @@ class Loader:
         policy: as in [`cavs.schedule`][].
         kinds: as in [`cavs.schedule`][].
 
+    For a type checker, a loop yields `Batches[Schedule]`, with `steps=1` a `Schedule`, or in its place what `collate` returns.
+    A checker cannot see that graphs have features: write
+    `cavs.data.Loader[tuple[cavs.Schedule, jax.Array]](graphs, 64, steps=1)`.
+
     Raises:
         TypeError, ValueError: an argument is invalid.
 
@@ -113,14 +149,56 @@ class Loader:
         waited: seconds that loops waited for batches in this epoch.
     """
 
+    @overload
+    def __init__(
+        self: "Loader[Schedule]", graphs: Source, batches: Given, *, steps: Literal[1], **how: Unpack[LoaderOptions]
+    ): ...
+    @overload
+    def __init__(self: "Loader[Batches[Schedule]]", graphs: Source, batches: Given, **how: Unpack[StackedOptions]): ...
+    @overload
+    def __init__(
+        self: "Loader[Schedules]", graphs: Sources, batches: Given, *, steps: Literal[1], **how: Unpack[LoaderOptions]
+    ): ...
+    @overload
+    def __init__(self: "Loader[Batches[Schedules]]", graphs: Sources, batches: Given, **how: Unpack[StackedOptions]): ...
+    @overload
+    def __init__(
+        self: "Loader[Batch]",
+        graphs: Source,
+        batches: Given,
+        *,
+        collate: One[Batch],
+        steps: Literal[1],
+        **how: Unpack[LoaderOptions],
+    ): ...
+    @overload
+    def __init__(
+        self: "Loader[Batches[Batch]]", graphs: Source, batches: Given, *, collate: One[Batch], **how: Unpack[StackedOptions]
+    ): ...
+    @overload
+    def __init__(
+        self: "Loader[Batch]",
+        graphs: Sources,
+        batches: Given,
+        *,
+        collate: Many[Batch],
+        steps: Literal[1],
+        **how: Unpack[LoaderOptions],
+    ): ...
+    @overload
+    def __init__(
+        self: "Loader[Batches[Batch]]", graphs: Sources, batches: Given, *, collate: Many[Batch], **how: Unpack[StackedOptions]
+    ): ...
+    @overload
+    def __init__(self, graphs: Source | Sources, batches: Given, *, collate: Any = None, **how: Unpack[StackedOptions]): ...
     def __init__(
         self,
-        graphs: Source | Sequence[Source],
-        batches: int | Iterable[Index] | None = None,
+        graphs: Source | Sources,
+        batches: Given | None = None,
         *,
         seed: int | None = 0,
         fields: Sequence[str] | None = None,
-        collate: Callable[[Sample], PyTree] | None = None,
+        collate: Callable[[Any], PyTree] | None = None,
         group: str | None = None,
         last: str = "short",
         shapes: "int | Loader" = 3,
@@ -177,7 +255,7 @@ class Loader:
         """
         return len(self._sampler)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Yielded]:
         return closed_at_exit(self._loop())
 
     def state(self) -> dict[str, int]:
@@ -316,7 +394,8 @@ class Loader:
         s, delivery = self._settings, self._delivery
         graphs = counted(len(self._sampler.sizes), "graph")
         in_numpy = ", scheduled in NumPy, as kernels/_cpu was not compiled" * (not compiled())
-        lines = [f"Loader of {graphs}, batches of {self._sampler}, {s.group}, seed {s.seed}"]
+        order = "in the order of the data" if s.seed is None and s.group == "random" else f"{s.group}, seed {s.seed}"
+        lines = [f"Loader of {graphs}, batches of {self._sampler}, {order}"]
         units = counted(delivery.units, "device" if s.parts is None else "part")
         waits = f"{counted(self._steps, 'step')} per dispatch, {counted(self._ahead, 'dispatch')} sent ahead{in_numpy}; {units}"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"

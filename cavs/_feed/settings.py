@@ -1,7 +1,7 @@
 """Validates the arguments of a loader, and fills in the defaults of the device."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape_choice import Options
@@ -30,29 +31,36 @@ AHEAD = 2  # dispatches that wait on a GPU
 Source: TypeAlias = Graphs | tuple[Graphs, Pick]
 
 
-class Sample(NamedTuple):
+GraphsOf = TypeVar("GraphsOf")  # `Graphs`, or a tuple of them
+SchedOf = TypeVar("SchedOf")  # `Schedule`, or a tuple of them
+
+
+class Sample(NamedTuple, Generic[GraphsOf, SchedOf]):
     """One batch, as the `collate` of a loader receives it. With several data sets, `graphs` and `sched` are tuples.
 
+    Its type is `Sample[Graphs, Schedule]`, or `Sample[tuple[Graphs, ...], tuple[Schedule, ...]]`.
+
     Attributes:
-        numbers: (B,) the samples of the batch.
-        present: (B,) bool, `False` for stand-ins of a padded last batch, whose labels must not count.
+        numbers: int[B], the samples of the batch.
+        present: bool[B], `False` for stand-ins of a padded last batch, whose labels must not count.
         graphs: the graphs of the batch.
         sched: its schedule.
+        rows: the features of its vertices, `graphs.x`, padded.
     """
 
     numbers: np.ndarray
     present: np.ndarray
-    graphs: Graphs | tuple[Graphs, ...]
-    sched: Schedule | tuple[Schedule, ...]
+    graphs: GraphsOf
+    sched: SchedOf
 
     @property
     def rows(self) -> PyTree:
         """The features of the vertices, `graphs.x`, padded to (Vp, ...), as `cavs.run` reads them."""
-        if isinstance(self.graphs, tuple):
-            assert isinstance(self.sched, tuple)
-            return tuple(Sample(*self[:2], *own).rows for own in zip(self.graphs, self.sched, strict=True))
-        assert isinstance(self.sched, Schedule)
-        return jax.tree.map(self.sched.pad, self.graphs.x)
+        if isinstance(self.graphs, Graphs):
+            assert isinstance(self.sched, Schedule)
+            return jax.tree.map(self.sched.pad, self.graphs.x)
+        assert isinstance(self.graphs, tuple) and isinstance(self.sched, tuple)
+        return tuple(Sample(*self[:2], *own).rows for own in zip(self.graphs, self.sched, strict=True))
 
 
 def with_rows(sample: Sample) -> PyTree:
@@ -89,8 +97,6 @@ def members_of(
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
-    if isinstance(fields, str):
-        raise TypeError(f"Loader: fields: got {fields!r}; expected a sequence of names. Write fields=({fields!r},).")
     several = isinstance(graphs, list) or isinstance(graphs, tuple) and not (len(graphs) == 2 and callable(graphs[1]))
     members: list[Member] = []
     sources: Any = graphs if several else (graphs,)
@@ -167,6 +173,8 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
             raise ValueError(f"Loader: {name}: got {got!r}; expected an int >= {least}{' or None' * (name != 'shapes')}.")
     if settings.collate is not None and not callable(settings.collate):
         raise TypeError(f"Loader: collate: got a {type(settings.collate).__name__}; expected a function of one batch.")
+    if settings.collate is not None:
+        check_takes("Loader: collate", settings.collate, "sample")
     if settings.last == "pad" and settings.collate is None and not any("label" in m.options.fields for m in members):
         raise ValueError(
             "Loader: last: got 'pad' for graphs without labels; expected labels, which are -1 for the copies, or a collate "

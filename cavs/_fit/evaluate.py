@@ -3,7 +3,7 @@
 import collections
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 from cavs._step.step import divided
 
 Sums: TypeAlias = dict[str, float]
@@ -73,10 +74,15 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
 
     Returns:
         The sum of each metric over all batches, in double precision.
+
+    Raises:
+        TypeError: `fun` is no function of two arguments, or returns something else; or `loader` is no loader.
     """
+    _check("evaluate", fun, loader)
     sums, pending, compiled = {}, PendingSums(), _compiled(fun)
     for batches in loader:
         found = compiled(params, batches)
+        _check_metrics(found, isinstance(batches, Batches) and batches.count is not None)
         if isinstance(batches, Batches) and batches.filled is not None:
             found = {name: x[: len(batches)] for name, x in found.items()}
         pending.put(found)
@@ -84,11 +90,17 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
     return pending.added_to(sums)
 
 
-def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader, rows: str = "vertices") -> PyTree:
+@overload
+def predict(
+    fun: Callable[[Any, Any], jax.Array], params: PyTree, loader: Loader[Any], rows: str = "vertices"
+) -> np.ndarray: ...
+@overload
+def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[Any], rows: str = "vertices") -> PyTree: ...
+def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[Any], rows: str = "vertices") -> PyTree:
     """Runs a function over all batches of a loader, and returns its rows in the order of the data.
 
     ```python
-    loader = cavs.data.Loader(graphs, 64, seed=None)
+    loader = cavs.data.Loader(graphs, 64, shuffle=False)
     p = cavs.data.predict(probabilities, params, loader)              # (V, classes), row v for vertex v of `graphs`
     ```
 
@@ -97,21 +109,23 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader, r
             as [`cavs.run`][] returns them. Rows of padding are ignored.
         params: the first argument of `fun`.
         loader: a loader on one device, with a batch size or a list of batches, in any order.
-        rows: whether a row is that of one of the "vertices" of the loader's first data set, or of the "graphs".
+        rows: whether `fun` returns a row for each of the "vertices" of the loader's first data set, or of its "graphs".
 
     Returns:
         NumPy arrays with a row for each vertex (or graph) of the data set. Rows of graphs that no batch contains are zero.
 
     Raises:
+        TypeError: `fun` is no function of two arguments, or `loader` no loader.
         ValueError: `rows` is invalid; the loader has a mesh, parts, or an iterator of batches; or `fun` returns too few rows.
     """
+    _check("predict", fun, loader)
     if rows not in ROWS:
         raise ValueError(f"predict: rows: got {rows!r}; expected one of {', '.join(map(repr, ROWS))}.")
     settings, data = loader._settings, loader._members[0].graphs
     if settings.mesh is not None or settings.parts is not None or not loader._sampler.known:
         raise ValueError(
             "predict: loader: got a mesh, parts, or an iterator of batches; expected batches of one device. Write "
-            "cavs.data.Loader(graphs, 64, seed=None)."
+            "cavs.data.Loader(graphs, 64, shuffle=False)."
         )
     compiled, out = _compiled(fun), None
     for batches in loader:
@@ -125,6 +139,28 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader, r
             out = jax.tree.map(lambda x, n=total: np.zeros((n, *x.shape[1:]), x.dtype), one) if out is None else out
             jax.tree.map(lambda into, x, at=at, taken=taken: into.__setitem__(at, x[taken]), out, one)
     return out
+
+
+def _check(function: str, fun: Any, loader: Any) -> None:
+    """Raises `TypeError` if `fun` or `loader` is another argument of `function`."""
+    if not isinstance(loader, Loader):
+        raise TypeError(
+            f"{function}: loader: got a {type(loader).__name__}; expected a cavs.data.Loader. Write {function}(fun, params, "
+            "loader)."
+        )
+    if not callable(fun):
+        raise TypeError(
+            f"{function}: fun: got a {type(fun).__name__}; expected a function. Write {function}(fun, params, loader)."
+        )
+    check_takes(f"{function}: fun", fun, "params", "batch")
+
+
+def _check_metrics(found: Any, many: bool) -> None:
+    """Raises `TypeError` if metrics are no dict of scalars, or, for many batches, of arrays with an axis of batches."""
+    if isinstance(found, dict) and all(getattr(x, "ndim", None) == many for x in found.values()):
+        return
+    got = {name: list(np.shape(x)[many:]) for name, x in found.items()} if isinstance(found, dict) else "something else"
+    raise TypeError(f"evaluate: fun: returned {got}; expected a dict of scalars. Write {{'right': cavs.data.total(right)}}.")
 
 
 def _each(batches: PyTree, found: PyTree) -> Iterator[PyTree]:

@@ -26,7 +26,7 @@ class ConfusionMatrix:
 
     Attributes:
         labels: the names of the C labels.
-        counts: (C, C) ints: rows are true labels, columns predicted ones.
+        counts: int[C, C]: rows are true labels, columns predicted ones.
     """
 
     labels: tuple[str, ...]
@@ -38,8 +38,8 @@ class ConfusionMatrix:
 
         Args:
             labels: the names of the labels.
-            true: (N,) ints, indices of `labels`; -1 for rows that do not count.
-            predicted: (N,) ints.
+            true: int[N], indices of `labels`; -1 for rows that do not count.
+            predicted: int[N].
         """
         true, predicted = np.asarray(true), np.asarray(predicted)
         has, size = true >= 0, len(labels)
@@ -186,7 +186,17 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     Returns:
         A [`cavs.data.Found`][] for "all" and for each type, with `precision`, `recall` and `f1`. A span counts in `both` if its
         ends and its type are right.
+
+    Raises:
+        TypeError: a sentence is a str.
+        ValueError: the sentences have other lengths.
     """
+    text = [side for side, tags in (("true", true), ("predicted", predicted)) if any(isinstance(one, str) for one in tags)]
+    if text:
+        raise TypeError(f"span_scores: {text[0]}: got a str in place of a sentence; expected lists of tags. Write [tags].")
+    if [*map(len, true)] != [*map(len, predicted)]:
+        got = f"sentences of {[*map(len, predicted)][:9]} tags"
+        raise ValueError(f"span_scores: predicted: got {got}; expected {[*map(len, true)][:9]}, as in true.")
     strict = _is_strict([*{tag for tags in true for tag in tags}])
     sides = [[_spans(tags, strict) for tags in side] for side in (true, predicted)]
     kinds = sorted({kind for side in sides for spans in side for *_, kind in spans})

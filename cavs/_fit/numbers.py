@@ -26,15 +26,20 @@ def errors(true: ArrayLike, predicted: ArrayLike) -> Errors:
     """Scores predicted numbers.
 
     Args:
-        true: (N,) floats; NaN where there is no number to predict.
-        predicted: (N,) floats.
+        true: float[N]; NaN where there is no number to predict.
+        predicted: float[N].
 
     Returns:
         A dict: `count`, the numbers that count; `rmse`, the root of the mean squared error; `mae`, the mean absolute error;
         `standard_deviation` of the true numbers; and `r2`, 1 - (rmse / standard deviation)², which is `None` if all true
         numbers are equal.
+
+    Raises:
+        ValueError: the arrays have more than one axis, or other lengths.
     """
     true, predicted = np.asarray(true, np.float64), np.asarray(predicted, np.float64)
+    if true.shape != predicted.shape or true.ndim != 1:
+        raise ValueError(f"errors: predicted: got shape {predicted.shape}, and true of {true.shape}; expected (N,) for both.")
     has = ~np.isnan(true)
     true, wrong = true[has], predicted[has] - true[has]
     rmse = math.sqrt(float(np.mean(wrong**2))) if len(true) else math.nan
@@ -64,8 +69,15 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, fl
         A dict: `bleu` and `chrf`, from 0 to 100, and sacrebleu's signature of each, `bleu_signature` and `chrf_signature`.
 
     Raises:
+        TypeError: texts are a str.
+        ValueError: there are more texts of one kind than of the other.
         ModuleNotFoundError: the package sacrebleu is missing.
     """
+    for name, texts in (("translations", translations), ("references", references)):
+        if isinstance(texts, str):
+            raise TypeError(f"bleu: {name}: got a str; expected one text per sentence. Write [text].")
+    if len(translations) != len(references):
+        raise ValueError(f"bleu: references: got {len(references)} texts; expected {len(translations)}, one per translation.")
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF

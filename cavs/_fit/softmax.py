@@ -42,12 +42,12 @@ def softmax_loss(
         h: (N, H) features.
         w: (H, C) weights.
         b: (C,) biases.
-        labels: (N,) ints, the classes; -1 for a row without a label.
+        labels: int[N], the classes; -1 for a row without a label.
         weight: (N,) weights of the rows. `None`: 1 for each row with a label.
 
     Returns:
         The scalar sum of weight * nll over the rows, which is differentiable with respect to `h`, `w` and `b`; and, without
-        derivatives, `nll` (N,), the negative log-likelihoods, and whether the label is the most likely class, (N,) bool. Rows
+        derivatives, `nll` float[N], the negative log-likelihoods, and whether the label is the most likely class, bool[N]. Rows
         without a label are meaningless in `nll`, and `False` in the latter.
     """
     h, w, b, labels = (jnp.asarray(x) for x in (h, w, b, labels))

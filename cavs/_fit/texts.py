@@ -63,7 +63,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
 
 
 def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, size: int = 0) -> list[str]:
-    """Lists the words of graphs: `special`, then by first appearance those that occur `min_count` times.
+    """Lists the words of graphs: `special`, then the words that occur `min_count` times, by first appearance.
 
     Args:
         graphs: the graphs to train on, with `input_id` and `vocab`.

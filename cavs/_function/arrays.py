@@ -2,8 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from cavs._graphs.pytree import PyTree
+
+EQUINOX = (
+    "For an Equinox module write params, static = equinox.partition(module, equinox.is_array), and inside F "
+    "equinox.combine(params, static)."
+)
 
 
 def as_arrays(tree: PyTree, where: str) -> PyTree:
@@ -19,9 +25,23 @@ def as_arrays(tree: PyTree, where: str) -> PyTree:
             try:
                 jnp.asarray(leaf)
             except (TypeError, ValueError) as error:
+                got = f"an array of {leaf.dtype}" if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
+                hint = (
+                    "Write np.asarray(rows, np.float32), or numbers in place of names." if hasattr(leaf, "dtype") else EQUINOX
+                )
                 raise TypeError(
-                    f"{where}: got a {type(leaf).__name__} at {jax.tree_util.keystr(path) or 'the root'}; expected only "
-                    "arrays. For an Equinox module write params, static = equinox.partition(module, equinox.is_array), and "
-                    "inside F equinox.combine(params, static)."
+                    f"{where}: got {got} at {jax.tree_util.keystr(path) or 'the root'}; expected only arrays of numbers. {hint}"
                 ) from error
         raise
+
+
+def as_array(x: ArrayLike, where: str) -> jax.Array:
+    """Returns one argument as an array.
+
+    Raises:
+        TypeError: it is something else, such as `None`; the message names the argument `where`.
+    """
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{where}: got a {type(x).__name__}; expected an array of numbers.") from error

@@ -3,7 +3,6 @@
 Here `fn` takes the leaves of one child's state, as they are stored (see `_function.raw_keys`), and those of the edge's row.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
@@ -15,6 +14,7 @@ from jax.typing import ArrayLike
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Jaxpr
 
@@ -57,28 +57,21 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
     return jax.tree.map(reduced, out)
 
 
-def check_edges(fn: Callable[..., PyTree], edges: PyTree) -> None:
-    """Checks the arguments of `gather_all(fn, edges=True)`.
+def check_child_function(fn: Callable[..., PyTree], reads_edges: bool, edges: PyTree) -> None:
+    """Checks the arguments of `gather_all(fn, edges=reads_edges)` in a run with these `edges`.
 
     Raises:
-        ValueError: the run has no edges, or `fn` does not take two arguments.
+        TypeError: `fn` is no function of a child's state, or, with edges, of the state and the edge's row.
+        ValueError: the run has no edges.
     """
-    if edges is None:
+    names = ("state", "edge") if reads_edges else ("state",)
+    lambda_of = f"lambda {', '.join(names)}: ...{', edges=True' * reads_edges}"
+    check_takes("gather_all: fn", fn, *names, write=f"v.gather_all({lambda_of})")
+    if reads_edges and edges is None:
         raise ValueError(
             "gather_all: edges: got edges=True in a run without edges; expected edges. Write cavs.run(F, params, sched, "
             "inputs, edges=...), with a row for each edge."
         )
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # of some built-in functions nothing is known
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError as e:
-        raise ValueError(
-            f"gather_all: fn: got {getattr(fn, '__name__', fn)}{signature}; expected a function of a child's state and an "
-            "edge's row, as edges=True. Write v.gather_all(lambda state, edge: ..., edges=True)."
-        ) from e
 
 
 def _of_child(fn: OfChild, child: list[jax.Array], count: jax.Array, call: int) -> PyTree:

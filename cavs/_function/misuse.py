@@ -45,10 +45,15 @@ MSG_SHAPES = (
     "F: got shapes that do not fit{where}: {error} F is written for one vertex, without a batch axis; expected operations on "
     "{shapes} at {who}. Write F for these shapes: cavs.run evaluates it for all vertices at once."
 )
-MSG_DICT = (
-    "F uses a dict as an array{where}: {error}. v.pull() has the structure of inputs, and v.gather(k) and the argument of "
-    "v.gather_all(fn) that of state. Write v.pull('name') or v.gather(k)['name'] for one of the arrays."
+MSG_CONTAINER = (
+    "F uses a {what} as an array{where}: {error}. params and v.pull() have the structure of what run got, and v.gather(k) and "
+    "the argument of v.gather_all(fn) that of state. {write}"
 )
+WRITE = {
+    "dict": "Write v.pull('name') or v.gather(k)['name'] for one of the arrays.",
+    "list": "Write jnp.asarray(rows) for nested lists of numbers, before the call of run.",
+    "tuple": "Write v.pull()[0] or v.gather(k)[0] for one of the arrays.",
+}
 MSG_SIDE_EFFECTS = (
     "F has side effects ({}){}. F is traced once and its equations are moved and batched, so the effects would happen in no "
     "particular order, or never. To print, use cavs.interpret(F, params, graphs, inputs), in which print and breakpoint() "
@@ -85,8 +90,11 @@ def explained(error: Exception, who: str, inputs: PyTree, states: Sequence[jax.S
             rows = short([jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(inputs)])
             shapes = f"v.pull() of {rows} and states of {short(states)}" if rows else f"states of {short(states)}"
             return category(MSG_SHAPES.format(where=where, error=text, shapes=shapes, who=who))
-    if isinstance(error, TypeError) and re.search(r"'dict'", str(error)):
-        return TypeError(MSG_DICT.format(where=where, error=str(error).splitlines()[0].rstrip(".")))
+    text = str(error).partition("\n")[0].rstrip(".")
+    found = re.search("'dict'" if "operand" not in text else "'(dict|list|tuple)'", text)
+    if isinstance(error, TypeError) and found:
+        what = found[0].strip("'")
+        return TypeError(MSG_CONTAINER.format(what=what, where=where, error=text, write=WRITE[what]))
     error.add_note(f"while F was traced for {who}{where}")
     return None
 

@@ -3,14 +3,16 @@
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 
-from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_edges, over_children, over_padded
+from cavs._function.arrays import as_arrays
+from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_function, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,11 @@ class Optimizations:
     lazy: bool = True
 
 
-class VertexFunction:
+Pushed = TypeVar("Pushed")  # the pytree that F pushes, with a row for each vertex
+OneVertex: TypeAlias = Callable[[Any, "Vertex"], None]
+
+
+class VertexFunction(Generic[Pushed]):
     """A static vertex function F, written once for one vertex: `fn(params, v)`.
 
     ```python
@@ -55,28 +61,42 @@ class VertexFunction:
         optimizations: see [`cavs.Optimizations`][].
 
     Raises:
-        TypeError: `fn` is not callable, or `state` has a leaf that is not a shape.
+        TypeError: `fn` is no function of two arguments, or `state` has a leaf that is not a shape.
         ValueError: `arity` is not an int >= 0, or `state` has no leaves.
 
     Misuse inside `fn` is reported when `fn` is traced, at the first `run`.
+
+    For a type checker, F pushes one array, and so [`cavs.run`][] returns one. If F pushes more, write
+    `cavs.VertexFunction[dict[str, jax.Array]](fn, state=(512,))`.
     """
 
+    @overload
     def __init__(
-        self,
-        fn: Callable[[Any, "Vertex"], None] | dict[str, Callable[[Any, "Vertex"], None]],
+        self: "VertexFunction[jax.Array]",
+        fn: OneVertex | dict[str, OneVertex],
         *,
         state: PyTree,
         arity: int = 0,
         optimizations: Optimizations | None = None,
+    ): ...
+
+    @overload
+    def __init__(
+        self, fn: OneVertex | dict[str, OneVertex], *, state: PyTree, arity: int = 0, optimizations: Optimizations | None = None
+    ): ...
+
+    def __init__(
+        self, fn: OneVertex | dict[str, OneVertex], *, state: PyTree, arity: int = 0, optimizations: Optimizations | None = None
     ):
-        fns: dict[Any, Callable[[Any, Vertex], None]] = {**fn} if isinstance(fn, dict) else {None: fn}
+        fns: dict[Any, OneVertex] = {**fn} if isinstance(fn, dict) else {None: fn}
         for name, f in fns.items():
+            where = "fn" if name is None else f"fn[{name!r}]"
             if not callable(f):
-                where = "fn" if name is None else f"fn[{name!r}]"
                 raise TypeError(
                     f"VertexFunction: {where}: got a {type(f).__name__}; expected a function. "
                     "Write fn(params, v), or a dict from kind names to such functions."
                 )
+            check_takes(f"VertexFunction: {where}", f, "params", "v", write="def F(params, v)")
         if not isinstance(arity, int) or arity < 0:
             raise ValueError(
                 f"VertexFunction: arity: got {arity!r}; expected an int >= 0, the number of children that gather(k) may name."
@@ -242,14 +262,13 @@ class Vertex:
             edges: whether `fn` reads the `edges` of [`cavs.run`][], which have a row for each edge to a child.
 
         Raises:
+            TypeError: `fn` is no function of one argument, or, with `edges`, of two.
             ValueError: an unknown `reduce`, `fn` returns no `(score, value)` for `"softmax"`, or the run has no edges.
         """
         if reduce not in REDUCERS:
             raise ValueError(f"gather_all: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
-
-        if edges:
-            check_edges(fn, self._edges)
-            self._gathers.reads_edges = True
+        check_child_function(fn, edges, self._edges)
+        self._gathers.reads_edges |= edges
         rows, tree = jax.tree.flatten(self._edges if edges else None)
         count, child = len(self._child), [*self._child, *rows]
 
@@ -299,14 +318,17 @@ class Vertex:
         """Sends `value` to the outside. `run` returns the values of all vertices, in a dict if pushes are named.
 
         Raises:
+            TypeError: `value` has something else than arrays and numbers, or `name` is no str.
             ValueError: `name` was pushed already, or named and unnamed pushes are mixed.
         """
+        if not isinstance(name, str | None):
+            raise TypeError(f"push: name: got a {type(name).__name__}; expected a str. Write v.push(value, 'name').")
         if name in self.pushed:
             which = "an unnamed value" if name is None else repr(name)
             raise ValueError(f"push: got {which} twice; expected a name of its own for each push. Write v.push(x, 'name').")
         if self.pushed and (name is None) != (None in self.pushed):
             raise ValueError("push: got named and unnamed pushes; expected names for all of them. Write v.push(x, 'name').")
-        self.pushed[name] = jax.tree.map(jnp.asarray, value)
+        self.pushed[name] = as_arrays(value, "push: value")
 
     @property
     def _value(self) -> PyTree:

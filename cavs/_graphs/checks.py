@@ -116,6 +116,9 @@ def checked_fields(
             raise ValueError(f"{name}: got {array[bad[0]]} at vertex {v} of graph {g}; expected {low} to {high}.")
         return array
 
+    for name, given in (("vocab", vocab), ("kind_names", kind_names), ("label_names", label_names)):
+        if isinstance(given, str):
+            raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
     words, kinds, labels = (None if names is None else tuple(names) for names in (vocab, kind_names, label_names))
     return {
         "kind": ids("kind", kind, kinds),
@@ -139,7 +142,8 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
     """Labels that are no ids, and values of edges: (count, ...) numbers of any dtype."""
     array, what = np.asarray(value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
     if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
-        raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.")
+        hint = " Number the names: write label_names, label = np.unique(array, return_inverse=True)." if name == "label" else ""
+        raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.{hint}")
     if array.shape[:1] != (count,):
         hint = " Write np.asarray(rows) for nested lists." if name == "x" and not array.ndim else ""
         raise ValueError(f"{name}: got shape {array.shape}; expected ({count}, ...), one row per {what}.{hint}")

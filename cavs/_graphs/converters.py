@@ -21,8 +21,8 @@ def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None,
     """Creates sequences: graph g is a chain of `lengths[g]` vertices, and the one child of vertex t is vertex t - 1.
 
     Args:
-        lengths: (G,) integers, at least 1 each.
-        input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
+        lengths: int[G], at least 1 each.
+        input_id: int[V] over all graphs, or a list of one array per graph.
         label: as `input_id`.
         **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, `x`, as in `Graphs.build`.
 
@@ -55,7 +55,7 @@ def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: I
 
     Args:
         parents: a list of one array per graph, each (n,) integers with n >= 1.
-        input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
+        input_id: int[V] over all graphs, or a list of one array per graph.
         label: as `input_id`.
         **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, `x`, as in `Graphs.build`.
 
@@ -69,6 +69,9 @@ def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: I
     """
     arrays = _per_graph("from_parents: parents", parents, " Write from_parents([parents]) for one graph.")
     num_vertices = np.array([len(a) for a in arrays], np.int64)
+    if (num_vertices == 0).any():
+        g = int(np.argmin(num_vertices))
+        raise ValueError(f"from_parents: parents[{g}]: got no vertex; expected at least one, such as [-1].")
     flat = _concatenate(arrays)
     limit = np.repeat(num_vertices, num_vertices)
     bad = (flat < -1) | (flat >= limit)
@@ -99,15 +102,15 @@ def from_edges(
     source -> target, so the source is the child: use [`cavs.interop.from_edge_index`][] for their edge arrays.
 
     Args:
-        num_vertices: an int for one graph, or (G,) integers, the number of vertices of each graph.
+        num_vertices: an int for one graph, or int[G], the number of vertices of each graph.
         edges: one of
 
-            - (E, 2) integers, if `num_vertices` is an int;
+            - int[E, 2], if `num_vertices` is an int;
             - a list of G arrays (E_g, 2), with vertices numbered within each graph;
             - one NumPy array (E, 2), with vertices numbered through all graphs. Both ends of an edge lie in one graph.
-        input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
+        input_id: int[V] over all graphs, or a list of one array per graph.
         label: as `input_id`.
-        edge_attr: (E, ...) numbers, a row for each edge in the order of `edges`; `Graphs.edge_attr` has the order of the
+        edge_attr: num[E, ...], a row for each edge in the order of `edges`; `Graphs.edge_attr` has the order of the
             children.
         **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, `x`, as in `Graphs.build`.
 

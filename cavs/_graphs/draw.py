@@ -50,7 +50,7 @@ def draw(
         graphs: the graphs, drawn side by side.
         path: a file to write, which ends in `.svg`; `None` writes none.
         predictions: (V,) one for each vertex: indices of `label_names` like `graphs.label`, other numbers, or texts.
-        text: (V,) texts for the vertices. `None`: their words, or else their kinds.
+        text: str[V] for the vertices. `None`: their words, or else their kinds.
 
     Returns:
         The text of the picture, a `str` that a notebook shows.

@@ -3,10 +3,10 @@
 from cavs._graphs.graphs import Graphs
 
 
-def check_graphs(graphs: object, function: str) -> None:
-    """Raises `TypeError` if the argument `graphs` of `function` is something else."""
+def check_graphs(graphs: object, call: str) -> None:
+    """Raises `TypeError` if the argument `graphs` is something else. `call` says how to write it: "save_npz(graphs, path)"."""
     if not isinstance(graphs, Graphs):
         raise TypeError(
-            f"{function}: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write, for instance, "
-            "cavs.read_trees(path)[:64]."
+            f"{call.partition('(')[0]}: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write {call}, with graphs "
+            "such as cavs.read_trees(path)."
         )

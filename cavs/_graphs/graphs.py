@@ -9,13 +9,14 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, Structure, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import Facts, arity_of, facts_of
 from cavs._graphs.heights import heights, offsets
 from cavs._graphs.joined import joined_fields
 from cavs._graphs.pytree import PyTree
 from cavs._graphs.segments import ranges
+from cavs._graphs.suggest import suggestion
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,30 +31,30 @@ class Graphs:
     [`cavs.from_lengths`][], [`cavs.from_edges`][]) or `Graphs.build`: these validate their arguments. The constructor
     does not.
 
-    `graphs[index]` selects graphs, `a + b` concatenates, `len(graphs)` is G. To number the words of a development or
-    test set as those of the training set, write `dev = dev.with_vocab(train.vocab)`.
+    `graphs[index]` selects graphs, `a + b` concatenates, `len(graphs)` is G. To give a development or
+    test set the word ids of the training set, write `dev = dev.with_vocab(train.vocab)`.
 
     Attributes:
-        vertex_offsets: (G + 1,) int64, begins with 0. `vertex_offsets[2] : vertex_offsets[3]` are the rows of the third
+        vertex_offsets: int64[G + 1], begins with 0. `vertex_offsets[2] : vertex_offsets[3]` are the rows of the third
             graph.
-        child_offsets: (V + 1,) int64, begins with 0. `children[child_offsets[r] : child_offsets[r + 1]]` are the children
+        child_offsets: int64[V + 1], begins with 0. `children[child_offsets[r] : child_offsets[r + 1]]` are the children
             of the vertex in row r.
-        children: (E,) int32, each child's vertex number within its graph.
-        height: (V,) int32, 0 at a leaf (a vertex without children), otherwise 1 + the largest height of the children.
-        kind: (V,) int32, the kind of each vertex, an index into `kind_names` if there are names. `None` if all vertices
+        children: int32[E], each child's vertex number within its graph.
+        height: int32[V], 0 at a leaf (a vertex without children), otherwise 1 + the largest height of the children.
+        kind: int32[V], the kind of each vertex, an index into `kind_names` if there are names. `None` if all vertices
             are of one kind.
-        label: (V,) int32, the label of each vertex, an index into `label_names` if there are names; -1 at a vertex
+        label: int32[V], the label of each vertex, an index into `label_names` if there are names; -1 at a vertex
             without a label. Or numbers of any other dtype or shape (V, ...), such as targets of a regression, in which NaN
             says that there is none. `None` if there are no labels.
-        input_id: (V,) int32, what each vertex reads from outside, such as a word: an index into `vocab` if there is one;
+        input_id: int32[V], what each vertex reads from outside, such as a word: an index into `vocab` if there is one;
             -1 at a vertex that reads nothing. `None` if no vertex reads anything.
         vocab: tuple of str, the names of `input_id`, or `None`.
         kind_names: tuple of str, the names of `kind`, or `None`.
         label_names: tuple of str, the names of `label`, or `None`.
-        graph_label: (G, ...) numbers of any dtype, the label of each graph, or `None`.
-        edge_attr: (E, ...) numbers of any dtype, a row for each edge in the order of `children`, or `None`: what F reads of
+        graph_label: num[G, ...], the label of each graph, or `None`.
+        edge_attr: num[E, ...], a row for each edge in the order of `children`, or `None`: what F reads of
             its edges, `cavs.run(..., edges=graphs.edge_attr)`.
-        x: a pytree of (V, ...) numbers of any dtype, the features of each vertex, such as an array or a dict of arrays: what F
+        x: a pytree of num[V, ...], the features of each vertex, such as an array or a dict of arrays: what F
             pulls, `cavs.run(F, params, sched, graphs.x)`. `None` if there are none.
     """
 
@@ -90,18 +91,18 @@ class Graphs:
         """Validates flat arrays and computes heights.
 
         Args:
-            num_vertices: (G,) integers, the number of vertices of each graph, at least 1.
-            num_children: (V,) integers, the number of children of each vertex.
-            children: (E,) integers, the children of all vertices, as vertex numbers within the graph.
-            kind: (V,) integers >= 0, or `None`.
-            label: (V,) integers >= -1, or (V, ...) numbers of any other dtype or shape, or `None`.
-            input_id: (V,) integers >= -1, or `None`.
+            num_vertices: int[G], the number of vertices of each graph, at least 1.
+            num_children: int[V], the number of children of each vertex.
+            children: int[E], the children of all vertices, as vertex numbers within the graph.
+            kind: int[V] >= 0, or `None`.
+            label: int[V] >= -1, or num[V, ...] of any other dtype or shape, or `None`.
+            input_id: int[V] >= -1, or `None`.
             vocab: names of `input_id`.
             kind_names: names of `kind`.
             label_names: names of `label`.
-            graph_label: (G, ...) numbers, or `None`.
-            edge_attr: (E, ...) numbers, a row for each of `children`, or `None`.
-            x: a pytree of (V, ...) numbers, or `None`.
+            graph_label: num[G, ...], or `None`.
+            edge_attr: num[E, ...], a row for each of `children`, or `None`.
+            x: a pytree of num[V, ...], or `None`.
 
         Returns:
             The graphs.
@@ -233,6 +234,9 @@ class Graphs:
 
     def __add__(self, other: "Graphs") -> "Graphs":
         """Concatenates graphs. Both sides must have the same fields and the same names (see `with_vocab`)."""
+        if not isinstance(other, Graphs):
+            got = type(other).__name__
+            raise TypeError(f"graphs + other: got a {got}; expected cavs.Graphs. For a list write cavs.Graphs.concat(parts).")
         return _joined([self, other], renumber=False)
 
     @staticmethod
@@ -270,12 +274,15 @@ class Graphs:
             The same graphs with new `input_id` and `vocab`.
 
         Raises:
-            TypeError: `vocab` is a str or `None`.
+            TypeError: `vocab` is a str or `None`, or has a word that is no str.
             ValueError: these graphs have no `vocab`, or `unknown` is not in `vocab`.
         """
         if vocab is None or isinstance(vocab, str):
             raise TypeError(f"with_vocab: vocab: got {vocab!r}; expected words. Write with_vocab(train.vocab).")
         vocab = tuple(vocab)
+        if other := [word for word in vocab if not isinstance(word, str)]:
+            got = f"{type(other[0]).__name__} among the words"
+            raise TypeError(f"with_vocab: vocab: got a {got}; expected str. Write with_vocab(train.vocab).")
         if self.vocab is None or self.input_id is None:
             raise ValueError("with_vocab: got graphs without a vocab; expected graphs that were read or built with words.")
         index = {word: i for i, word in enumerate(vocab)}
@@ -284,6 +291,29 @@ class Graphs:
         fallback = -1 if unknown is None else index[unknown]
         table = np.array([index.get(word, fallback) for word in self.vocab] + [-1], np.int32)
         return dataclasses.replace(self, input_id=table[self.input_id], vocab=vocab)
+
+    def replace(self, **fields: Any) -> "Graphs":
+        """Returns the same graphs with other words, labels or features.
+
+        ```python
+        chains, pairs = cavs.vertex_programs.EncoderDecoder.graphs(source_lengths, target_lengths)
+        chains, pairs = chains.replace(input_id=words), pairs.replace(input_id=before, label=after)
+        ```
+
+        Args:
+            fields: any of `kind`, `label`, `input_id`, `vocab`, `kind_names`, `label_names`, `graph_label`, `edge_attr` (in
+                the order of `children`) and `x`, as in `Graphs.build`; `None` removes a field.
+
+        Raises:
+            TypeError: a field has another name.
+            ValueError: an array does not fit the graphs, or an id is not an index into its names.
+        """
+        known = [field.name for field in dataclasses.fields(Graphs)][len(Structure._fields) :]
+        if other := [name for name in fields if name not in known]:
+            hint = suggestion(other[0], known)
+            raise TypeError(f"replace: got {other[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
+        given = {name: getattr(self, name) for name in known} | fields
+        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, num_edges=self.num_edges, **given))
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Graphs, ...]":
         """Deals the graphs at random to parts, such as a training, a development and a test set.

@@ -16,7 +16,9 @@ def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.
     """
     array = np.asarray(value)
     if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"{name}: got dtype {array.dtype} and shape {array.shape}; expected a 1-d array of integers.")
+        names = array.dtype.kind in "UO" and array.ndim == 1
+        hint = " Number the names: write names, ids = np.unique(array, return_inverse=True)." if names else ""
+        raise ValueError(f"{name}: got dtype {array.dtype} and shape {array.shape}; expected a 1-d array of integers.{hint}")
     out = array.astype(dtype)
     if (out != array).any():
         i = int(np.argmax(out != array))

@@ -50,7 +50,10 @@ def joined_fields(parts: Sequence[Any], renumber: bool) -> dict[str, Any]:
 def _values(what: str, name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
     given = [x for x in arrays if x is not None]
     if given and len(given) < len(arrays):
-        raise ValueError(f"{what}: got {name} on one side only; expected it in all graphs or in none.")
+        raise ValueError(
+            f"{what}: got {name} in some graphs only; expected it in all or in none. Write graphs.replace({name}=None) to "
+            "leave it out."
+        )
     kinds = dict.fromkeys(f"{x.dtype}{list(x.shape[1:])}" for x in given)
     if len(kinds) > 1:
         raise ValueError(f"{what}: {name}: got {' and '.join(kinds)}; expected the same dtype and shape in all graphs.")

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array
 from cavs._readers.files import check_path, open_regular, replacing, target_of
 from cavs._readers.npz import stored_arrays
+
+State = TypeVar("State")
 
 ABOUT = "cavs_checkpoint"  # the array with the JSON of `About`
 VERSION = 1
@@ -73,7 +75,7 @@ def save_checkpoint(state: PyTree, path: str | os.PathLike[str], *loaders: Loade
         np.savez(file, **cast(Any, arrays))
 
 
-def restore_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loader) -> PyTree:
+def restore_checkpoint(path: str | os.PathLike[str], state: State, *loaders: Loader[Any]) -> State:
     """Reads what [`cavs.io.save_checkpoint`][] wrote, and moves the loaders to the saved positions.
 
     Args:
@@ -85,9 +87,11 @@ def restore_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Lo
         The saved state; `state` itself if there is no such file.
 
     Raises:
+        TypeError: `path` is no path.
         ValueError: the file is damaged; it has another state; or its loaders had other batches.
         OSError: the file cannot be read.
     """
+    check_path("restore_checkpoint", path, "Write restore_checkpoint(path, state, *loaders).")
     try:
         with open_regular(path) as file:
             arrays, about = _read(path, file)

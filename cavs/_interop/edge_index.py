@@ -28,7 +28,7 @@ def from_edge_index(
 
     The target gathers the state of the source. The children of a vertex have the order of its edges. The vertices keep their
     rows, so `data.x` can be passed as `inputs`. Give exactly one of `num_nodes`, `ptr` and `batch`, or a `Data` or `Batch` of
-    PyTorch Geometric, whose `x` and `edge_attr` become those of the graphs.
+    PyTorch Geometric, whose `x` and `edge_attr` the graphs get.
 
     ```python
     cavs.interop.from_edge_index(data, label=data.y)                                # PyG: a Data, or a Batch of them
@@ -37,14 +37,14 @@ def from_edge_index(
     ```
 
     Args:
-        edge_index: (2, E) integers, or a pair of (E,): sources, then targets, as rows over all graphs. Arrays or CPU tensors.
+        edge_index: int[2, E], or a pair of int[E]: sources, then targets, as rows over all graphs. Arrays or CPU tensors.
             Or an object with `edge_index`, `num_nodes`, and optionally `ptr`, `x` and `edge_attr`.
         num_nodes: the number of vertices, or (G,) of each graph.
         batch: (V,) the graph of each vertex, ascending from 0.
         ptr: (G + 1,) the first row of each graph, and V.
         input_id: (V,) as in [`cavs.from_edges`][].
         label: (V,) as in [`cavs.from_edges`][].
-        edge_attr: (E, ...) numbers, a row for each edge in the order of `edge_index`, as PyTorch Geometric has them; DGL keeps
+        edge_attr: num[E, ...], a row for each edge in the order of `edge_index`, as PyTorch Geometric has them; DGL keeps
             them in `g.edata`. `Graphs.edge_attr` has the order of the children. Inside F,
             `v.gather_all(lambda state, edge: ..., edges=True)` reads them.
         **fields: `kind`, `vocab` and others, as in [`cavs.from_edges`][].

@@ -8,6 +8,7 @@ import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 from cavs._interop.exported import Exported, Forward, export_shape
 from cavs._interop.names import describe_array, key_of, named_leaves
 from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving
@@ -59,8 +60,8 @@ def export_server(
         graphs: the data set that chooses the sizes. Graphs that are larger than its largest are refused later.
         inputs: the inputs of the data set without padding, or their shapes: a pytree of arrays with one row per vertex
             (V, ...), graph (G, ...) or edge (E, ...), such as `{"x": x, "edges": graphs.edge_attr}`. Arrays with another number
-            of rows are passed on as they are. If two of the numbers are equal, rows are taken for those of vertices, else for
-            those of graphs; add a graph to tell them apart.
+            of rows are passed on as they are. If two of the numbers are equal, rows belong to vertices before graphs, and to
+            graphs before edges; add a graph to tell them apart.
         most_graphs: the most graphs of a batch. A larger batch is served in parts.
         count: the most sizes. Each one is a program in the file, and compiles when it is first used.
         kinds: as in [`cavs.schedule`][].
@@ -72,10 +73,11 @@ def export_server(
         The exported programs, smallest size first.
 
     Raises:
-        TypeError: `graphs` is not [`cavs.Graphs`][].
+        TypeError: `graphs` is not [`cavs.Graphs`][], or `forward` no function of three arguments.
         ValueError: `graphs` is empty, `most_graphs` or `count` is not an int >= 1, or `forward` returns an array that has
             neither one row per vertex nor one row per graph. Errors of `forward` and of `jax.export` propagate.
     """
+    check_takes("export_server: forward", forward, "params", "sched", "inputs")
     options = options_of("export_server", graphs, Options(kinds=kinds, fields=fields, scripts=scripts))
     for name, n in (("most_graphs", most_graphs), ("count", count)):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:

@@ -17,7 +17,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
 from cavs._interop.serve import Serving, serve
-from cavs._schedule.schedule import ExportedSchedule, Schedule
+from cavs._schedule.schedule import ExportedSchedule, Schedule, check_schedule
 from cavs._schedule.shape import Shape, length_of, slots_of
 
 Arrays: TypeAlias = dict[str, jax.Array]  # the leaves of a pytree by name
@@ -100,10 +100,7 @@ class Exported:
             ValueError: the shape of `sched` was not exported, or an array is missing, is unknown, or has another shape or
                 dtype.
         """
-        if not isinstance(sched, Schedule):
-            raise TypeError(
-                f"Exported: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs)."
-            )
+        check_schedule("Exported", sched)
         if sched.shape not in self.shapes:
             have = [(shape.graphs, shape.vertices) for shape in self.shapes]
             raise ValueError(

@@ -77,7 +77,7 @@ def params_to_torch(params: PyTree, prefix: str = "") -> dict[str, np.ndarray]:
         NumPy arrays by PyTorch's names.
 
     Raises:
-        ValueError: the parameters are those of another program.
+        ValueError: the parameters belong to another program.
     """
     out = {}
     for k, layer in enumerate(params if isinstance(params, Sequence) else [params]):

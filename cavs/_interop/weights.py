@@ -2,7 +2,7 @@
 
 import os
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
 from cavs._readers.files import check_path, open_regular, replacing
+
+Params = TypeVar("Params")
 
 
 def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str, str] | None = None) -> None:
@@ -34,7 +36,7 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
     for name, x in named_leaves(params, "save_params: params").items():
         key = hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
         array = np.zeros((), object) if key else np.asarray(x)
-        if array.dtype == object:
+        if array.dtype.kind in "OSU":
             hint = "Write jax.random.key_data(key)" if key else "For an Equinox module write equinox.filter(module, is_array)"
             raise TypeError(f"save_params: params: got a {type(x).__name__} at {name!r}; expected only arrays. {hint}.")
         arrays[name] = array
@@ -42,6 +44,10 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
         save_file(arrays, temporary, metadata)
 
 
+@overload
+def load_params(path: str | os.PathLike[str], like: None = None) -> PyTree: ...
+@overload
+def load_params(path: str | os.PathLike[str], like: Params) -> Params: ...
 def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyTree:
     """Loads the arrays of a safetensors file as a pytree. The program that wrote them is not needed.
 

@@ -124,7 +124,8 @@ def load(
         loss: as in [`cavs.memory.plan`][].
         params: the parameters.
         batch: a batch of as many graphs or samples as that of the plan.
-        collate, axis: see [`cavs.memory.plan`][].
+        collate: see [`cavs.memory.plan`][].
+        axis: see [`cavs.memory.plan`][].
 
     Returns:
         The plan. Its peak is that of this batch, compiled when you ask for it.

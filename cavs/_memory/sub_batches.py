@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from cavs._memory.parted_loss import PartedLoss, parted
 from cavs._stages.cotangents import instantiated
 
 Arrays: TypeAlias = list[jax.Array]
+Params = TypeVar("Params")
+Loss = TypeVar("Loss")  # a scalar, or with `has_aux` a pair
 
 _ROWS = 1.01  # how much larger the largest part may become, as a factor, if parts then have fewer levels
 _LEVEL = 100  # rows that take as long as one more level: an estimate
@@ -71,13 +73,13 @@ def _by_height(sizes: np.ndarray, levels: np.ndarray, count: int, alike: int) ->
     return np.ascontiguousarray(groups.reshape(-1, count, alike).swapaxes(0, 1).reshape(count, -1))
 
 
-def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> Callable[[Params, Sequence[Any]], Loss]:
     """Returns a loss over a batch in parts, whose derivative needs the memory of one part at a time.
 
-    The result and its gradient are those of the whole batch, up to rounding, if the loss is a sum over graphs, or follows from
-    [`cavs.data.total`][] and [`cavs.data.mean`][], which are over the whole batch. Forward and backward of one sub-batch run
-    before the next one starts, and gradients are added up: the batch takes the memory of a sub-batch, and one more copy of the
-    gradients.
+    The result and its gradient are the same as for the whole batch, up to rounding, if the loss is a sum over graphs, or
+    follows from [`cavs.data.total`][] and [`cavs.data.mean`][], which are over the whole batch. Forward and backward of one
+    sub-batch run before the next one starts, and gradients are added up: the batch takes the memory of a sub-batch, and one
+    more copy of the gradients.
 
     ```python
     parts = cavs.memory.deal(graphs, 8)                                       # eight sub-batches

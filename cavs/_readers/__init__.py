@@ -39,8 +39,8 @@ def read(path: Path | Sequence[Path]) -> Graphs:
     | `.bench`, `.blif` | [`cavs.io.read_netlist`][] |
     | `.npz` | [`cavs.io.load_npz`][] |
 
-    Each file is read with a vocabulary of its own. Renumber the words of a development or test set as those of the training
-    set: `dev = cavs.read("dev.txt").with_vocab(train.vocab)`.
+    Each file gets its own vocabulary. To give a development or test set the word ids of the training set, write
+    `dev = cavs.read("dev.txt").with_vocab(train.vocab)`.
 
     Args:
         path: the file; or a list of files, whose graphs are joined by [`cavs.Graphs.concat`][].

@@ -135,7 +135,7 @@ def write_edges(graphs: Graphs, path: Path) -> None:
         TypeError: `graphs` is something else.
         ValueError: `edge_attr` or `x` has values that are not finite real numbers.
     """
-    check_graphs(graphs, "write_edges")
+    check_graphs(graphs, "write_edges(graphs, path)")
     vertex_offsets, child_offsets = graphs.vertex_offsets.tolist(), graphs.child_offsets.tolist()
     children = graphs.children.tolist()
     columns = {}

@@ -37,7 +37,7 @@ def save_npz(graphs: Graphs, path: Path) -> None:
     Raises:
         TypeError: `graphs` is something else, or `x` contains other than dicts and arrays.
     """
-    check_graphs(graphs, "save_npz")
+    check_graphs(graphs, "save_npz(graphs, path)")
     write_bytes(path, graphs_to_bytes(graphs))
 
 

@@ -39,7 +39,7 @@ def read_text(path: Path | Sequence[str]) -> Graphs:
         The chains. `input_id` is an index of `vocab`, the words by first appearance.
 
     Raises:
-        FormatError: the text has no words or is not UTF-8, or the name is that of a file of graphs.
+        FormatError: the text has no words or is not UTF-8, or its name ends like that of a file of graphs.
     """
     given = isinstance(path, str | os.PathLike)
     if given and bare_suffix(path) in OF_GRAPHS:

@@ -1,5 +1,6 @@
 """Trees in brackets, the format of the Stanford Sentiment Treebank and of the Penn Treebank."""
 
+import errno
 import os
 import re
 import warnings
@@ -28,8 +29,7 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
     nine digits, `label` holds these integers and `label_names` is `None`. Otherwise `label` is an index into `label_names`,
     which are in the order of first appearance. An omitted label is -1.
 
-    Each file is read with a vocabulary of its own. Renumber the words of a development or test set as those of the training
-    set with `with_vocab`:
+    Each file gets its own vocabulary. `with_vocab` gives a development or test set the word ids of the training set:
 
     ```python
     train = cavs.read_trees("train.txt")
@@ -59,6 +59,8 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
                 "Write cache=False."
             )
         return _parse(*utf8_of_lines("read_trees", source))
+    if str(source).lstrip()[:1] == "(" and not os.path.exists(source):
+        raise FileNotFoundError(errno.ENOENT, "no such file; for a tree as text write cavs.read_trees([text])", str(source))
     if not cache:
         return _parse(source, read_utf8(source))
     # Before reading: if the file changes meanwhile, the cache is out of date.

@@ -18,8 +18,8 @@ class Vectors(NamedTuple):
     """The vectors of N words, as [`cavs.io.read_vectors`][] returns them.
 
     Attributes:
-        found: (N,) bool, whether the file contains the word.
-        rows: (N, size) float32, the vectors; 0 if not found.
+        found: bool[N], whether the file contains the word.
+        rows: float32[N, size], the vectors; 0 if not found.
     """
 
     found: np.ndarray

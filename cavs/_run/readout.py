@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from cavs._graphs.pytree import PyTree
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.schedule import Schedule, check_schedule
 
 READOUTS = ("sum", "mean", "max", "softmax")
 
@@ -38,7 +38,7 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         sched: the schedule of the batch, from [`cavs.schedule`][].
         reduce: `"sum"`, `"mean"`, `"max"`, or `"softmax"`: attention (Li et al., 2016, equation 7), the sum of the values
             weighted by the softmax of `score` over the vertices of each graph.
-        score: (V,) or (Vp,) floats, for `"softmax"` only.
+        score: float[V] or float[Vp], for `"softmax"` only.
 
     Returns:
         The pytree with leaves (G, ...), in the order of the graphs.
@@ -47,8 +47,7 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         TypeError: `sched` is not a schedule.
         ValueError: `reduce` is unknown, `score` is missing or not allowed for it, or an array has a wrong number of rows.
     """
-    if not isinstance(sched, Schedule):
-        raise TypeError(f"readout: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")
+    check_schedule("readout", sched)
     if reduce not in READOUTS:
         raise ValueError(f"readout: reduce: got {reduce!r}; expected one of {', '.join(map(repr, READOUTS))}.")
     if (score is not None) != (reduce == "softmax"):

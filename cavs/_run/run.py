@@ -17,7 +17,7 @@ from cavs._function.evaluate import pad_rows
 from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored
-from cavs._function.vertex import VertexFunction
+from cavs._function.vertex import Pushed, VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
@@ -27,7 +27,7 @@ from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of
 from cavs._run.segments import run_in_segments
 from cavs._schedule.level_segments import SegmentedSchedule
-from cavs._schedule.schedule import ExportedSchedule, Schedule
+from cavs._schedule.schedule import ExportedSchedule, Schedule, check_schedule
 from cavs.kernels import Target, checked
 
 Arrays: TypeAlias = list[jax.Array]
@@ -40,7 +40,7 @@ ROWS_OF = {  # what each has one row for, and what to write if their number is w
 
 @always_compiled
 def run(
-    F: VertexFunction,
+    F: VertexFunction[Pushed],
     params: PyTree,
     sched: Schedule,
     inputs: PyTree = None,
@@ -48,12 +48,12 @@ def run(
     edges: PyTree = None,
     select: ArrayLike | Sequence[int] | None = None,
     engine: str | Engine | None = None,
-) -> PyTree:
+) -> Pushed:
     """Evaluates F at every vertex of a scheduled batch, and returns what the vertices pushed.
 
     This is a pure function of `params`, `inputs` and `edges`. It composes with `jax.jit`, derivatives in reverse and forward
-    mode, `jax.vmap` over these, `jax.checkpoint`, `jax.shard_map`, and loops of `jax.lax`, in any order. Second derivatives are
-    those in forward mode, such as `jax.jvp` of `jax.grad`; reverse over reverse raises a `TypeError`.
+    mode, `jax.vmap` over these, `jax.checkpoint`, `jax.shard_map`, and loops of `jax.lax`, in any order. Second derivatives
+    work in forward mode, such as `jax.jvp` of `jax.grad`; reverse over reverse raises a `TypeError`.
 
     V is the number of vertices and Vp = `sched.shape.vertices` the padded number.
 
@@ -62,11 +62,12 @@ def run(
         params: a pytree of arrays, which F receives as its first argument.
         sched: the schedule of the batch, from [`cavs.schedule`][].
         inputs: a pytree of arrays with one row per vertex, which `v.pull()` reads, in the order of the graphs. Leaves are
-            (V, ...), or (Vp, ...) as `sched.pad` returns, which is required if `sched` is traced. `None` if F pulls nothing.
+            any[V, ...], or any[Vp, ...] as `sched.pad` returns, which is required if `sched` is traced. `None` if F pulls
+            nothing.
         edges: a pytree of arrays with one row per edge, which `v.gather_all(fn, edges=True)` reads, in the order of
-            `Graphs.children`. Leaves are (E, ...), or (Ep, ...) as `sched.pad_edges` returns, which is required if `sched` is
-            traced. `None` if F reads no edges.
-        select: (M,) ints, the vertices whose pushes are returned, such as `sched.roots`. `None` selects all. Selecting few
+            `Graphs.children`. Leaves are any[E, ...], or any[Ep, ...] as `sched.pad_edges` returns, which is required if
+            `sched` is traced. `None` if F reads no edges.
+        select: int[M], the vertices whose pushes are returned, such as `sched.roots`. `None` selects all. Selecting few
             saves computation and memory traffic.
         engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
             Hopper GPU, JAX 0.11 or newer, and an F that fits. `"native"` runs all levels in one call of a library in C++, on a
@@ -102,8 +103,7 @@ def run_with_options(
             f"run: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), or "
             "program.vertex_function() for a ready vertex program."
         )
-    if not isinstance(sched, Schedule):
-        raise TypeError(f"run: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")
+    check_schedule("run", sched)
     asked, target = engine_of(engine), Target.here()
     params, inputs, edges = (
         as_arrays(x, f"run: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
@@ -197,6 +197,11 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     if None in F.fns:
         return (None,) * len(sched.shape.kinds)
     missing = [k for k in sched.shape.kinds if k not in F.fns]
+    if missing == [""]:
+        raise ValueError(
+            f"run: sched: got graphs without kinds; expected the kinds of F, {sorted(F.fns)}. Write, for instance, "
+            f"cavs.from_parents(parents, kind=[0, 1, ...], kind_names={sorted(F.fns)})."
+        )
     if missing:
         raise ValueError(
             f"run: sched: got vertices of kind {missing[0]!r} (kinds {list(sched.shape.kinds)}); expected the kinds of F, "
@@ -209,7 +214,7 @@ def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: 
     """Raises `ValueError` if a vertex has more children than the function of its kind reads.
 
     The shape of a traced schedule only tells whether a vertex of any kind has more than one to four children. If that does not
-    answer the question, compiled code checks the numbers: a host callback raises the error. In this case (1,) int32 is
+    answer the question, compiled code checks the numbers: a host callback raises the error. In this case int32[1] is
     returned, nonzero if a vertex has too many children, which turns the pushes into NaN. Otherwise `None` is returned.
     """
     rows = sched.shape.inner
@@ -249,5 +254,6 @@ def _too_many(arity: int, most: int | None, kind: str | None) -> str:
     of, at = ("", "") if kind is None else (f" of kind {kind!r}", " there")
     return (
         f"run: sched: got a vertex{of} with {has}; expected at most {arity}, as arity is {arity} and F does not call "
-        f"gather_all{at}. Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
+        f"gather_all{at}. Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn), or take a ready program for "
+        "any number of children, such as ChildSumTreeLSTM."
     )

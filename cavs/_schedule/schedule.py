@@ -39,36 +39,36 @@ class Schedule:
     Attributes:
         data: the int32 vector that contains all arrays below.
         shape: the static part.
-        num_vertices: () number of vertices.
-        num_tasks: () number of tasks.
-        num_rounds: () number of rounds; see `round_end`.
-        roots: (G,) row of each graph's root in `inputs` and in the pushes: `pushed[sched.roots]`. An error is raised if a
+        num_vertices: int32[], number of vertices.
+        num_tasks: int32[], number of tasks.
+        num_rounds: int32[], number of rounds; see `round_end`.
+        roots: int32[G], row of each graph's root in `inputs` and in the pushes: `pushed[sched.roots]`. An error is raised if a
             graph of the batch has several roots.
-        graph_end: (G,) number of vertices of each graph and all graphs before it.
-        row: (Vp,) row of each vertex in the dynamic tensors; 0, a row of zeros, in padding.
-        input_id: (Vp,) that of the graphs, -1 in padding, if included by `fields` of [`cavs.schedule`][].
-        label: (Vp,) as `input_id`.
-        kind: (Vp,) as `input_id`.
-        leaf_count: (K,) number of leaves of each kind.
-        inner_count: (K,) number of inner vertices of each kind.
-        leaf_row: (K,) row of the first leaf of each kind in the dynamic tensors.
+        graph_end: int32[G], number of vertices of each graph and all graphs before it.
+        row: int32[Vp], row of each vertex in the dynamic tensors; 0, a row of zeros, in padding.
+        input_id: int32[Vp], `Graphs.input_id`, -1 in padding, if included by `fields` of [`cavs.schedule`][].
+        label: int32[Vp], like `input_id`.
+        kind: int32[Vp], like `input_id`.
+        leaf_count: int32[K], number of leaves of each kind.
+        inner_count: int32[K], number of inner vertices of each kind.
+        leaf_row: int32[K], row of the first leaf of each kind in the dynamic tensors.
         leaf_vertex: leaves in schedule order, kind after kind. Padding repeats a vertex.
-        inner_vertex: (I,) inner vertices in schedule order, kind after kind. Padding repeats a vertex.
-        first_edge: (I,) first edge of each inner row, within its kind.
-        num_children: (I,) number of children of each inner row.
-        edge_child: (E,) row of the child in the dynamic tensors.
-        edge_owner: (E,) inner row of the parent, within its kind.
-        task_row: (T,) first row in the dynamic tensors.
-        task_start: (T,) first inner row, within its kind.
-        task_size: (T,) number of vertices.
-        task_edge: (T,) first edge, within its kind.
-        task_edges: (T,) number of edges.
-        task_level: (T,) level, which is the height of the task's vertices.
-        round_end: (T, K * number of classes). Tasks run as loops over tasks of equal (kind, class); a round is one pass
+        inner_vertex: int32[I], inner vertices in schedule order, kind after kind. Padding repeats a vertex.
+        first_edge: int32[I], first edge of each inner row, within its kind.
+        num_children: int32[I], number of children of each inner row.
+        edge_child: int32[E], row of the child in the dynamic tensors.
+        edge_owner: int32[E], inner row of the parent, within its kind.
+        task_row: int32[T], first row in the dynamic tensors.
+        task_start: int32[T], first inner row, within its kind.
+        task_size: int32[T], number of vertices.
+        task_edge: int32[T], first edge, within its kind.
+        task_edges: int32[T], number of edges.
+        task_level: int32[T], level, which is the height of the task's vertices.
+        round_end: int32[T, K * number of classes]. Tasks run as loops over tasks of equal (kind, class); a round is one pass
             through all loops. The last task + 1 of each loop in each round.
-        num_levels: () number of levels of inner vertices. This and the following arrays are the scripts of engine
+        num_levels: int32[], number of levels of inner vertices. This and the following arrays are the scripts of engine
             `persistent`; see `scripts` of [`cavs.schedule`][].
-        part_start: (levels * parts + 1,) first inner row of each part of the graphs at each level.
+        part_start: int32[levels * parts + 1], first inner row of each part of the graphs at each level.
         parent_edge: by row of the dynamic tensors, the edge to the parent, or -1. If vertices have several parents, the edges
             to the parents, sorted by child.
         parent_first: by row, the index of its first edge in `parent_edge`, if vertices have several parents.
@@ -153,7 +153,7 @@ class Schedule:
 
     @property
     def vertex_mask(self) -> jax.Array:
-        """(Vp,) bool: `True` at vertices, `False` in padding."""
+        """bool[Vp]: `True` at vertices, `False` in padding."""
         xp: Any = np if isinstance(self.data, np.ndarray) else jnp
         return xp.arange(self.shape.vertices) < self.num_vertices
 
@@ -167,7 +167,7 @@ class Schedule:
         """Pads an array with one row per vertex to (Vp, ...), as [`cavs.run`][] expects under `jax.jit`.
 
         Args:
-            array: (V, ...) a host array, or keys of `jax.random`. `None` (a field that the graphs lack) is an error.
+            array: any[V, ...], a host array, or keys of `jax.random`. `None` (a field that the graphs lack) is an error.
             fill: the value of the padding.
 
         Returns:
@@ -189,7 +189,7 @@ class Schedule:
         """Pads an array with one row per edge to (Ep, ...), as `edges` of [`cavs.run`][] under `jax.jit`.
 
         Args:
-            array: (E, ...) a host array, such as `graphs.edge_attr`, in the order of `graphs.children`; or keys of
+            array: any[E, ...], a host array, such as `graphs.edge_attr`, in the order of `graphs.children`; or keys of
                 `jax.random`. `None` (a field that the graphs lack) is an error.
             fill: the value of the padding.
 
@@ -288,3 +288,14 @@ class ExportedSchedule(Schedule):
 
     A vertex with too many children gives NaN instead of an error.
     """
+
+
+def check_schedule(function: str, sched: object) -> None:
+    """Raises `TypeError` if the argument `sched` of `function` is something else."""
+    if isinstance(sched, Schedule):
+        return
+    got = type(sched).__name__
+    hint = "Write cavs.schedule(graphs)."
+    if got == "Batches":  # of `cavs._feed`, which imports this room
+        hint = "Write @cavs.data.step above the function of one batch, or cavs.data.Loader(..., steps=1)."
+    raise TypeError(f"{function}: sched: got a {got}; expected a cavs.Schedule. {hint}")

@@ -55,10 +55,14 @@ def schedule(
         The schedule, with its integers in host memory.
 
     Raises:
-        TypeError: `graphs` is not [`cavs.Graphs`][].
+        TypeError: `graphs` is not [`cavs.Graphs`][], `fields` is a str, or `shapes` is no list of shapes.
         ValueError: `policy` is unknown, `segments` is not an int >= 1 or used together with `shapes`, or the graphs do not have
             one of the `fields`.
     """
+    if shapes is not None and not (isinstance(shapes, list | tuple) and all(isinstance(shape, Shape) for shape in shapes)):
+        raise TypeError(
+            f"schedule: shapes: got {shapes!r}; expected a list of shapes. Write shapes = [] once, then shapes=shapes."
+        )
     options = options_of("schedule", graphs, Options(policy, kinds, exact, shapes, fields, scripts))
     if not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
         expected = "1 together with shapes=" if shapes is not None else "an int >= 1, the number of segments of levels"
@@ -69,9 +73,12 @@ def schedule(
 
 def options_of(function: str, graphs: Graphs, asked: Options) -> Options:
     """Validates the options of a schedule, for error messages of `function`, and fills in the default of this device."""
-    check_graphs(graphs, function)
+    check_graphs(graphs, f"{function}(graphs, ...)")
     if asked.policy not in ("batching", "serial"):
         raise ValueError(f"{function}: policy: got {asked.policy!r}; expected 'batching' or 'serial'.")
+    if isinstance(asked.fields, str):
+        got = repr(asked.fields)
+        raise TypeError(f"{function}: fields: got {got}; expected a sequence of names. Write fields=({got},).")
     fields = tuple(asked.fields)
     has = [name for name in FIELDS if getattr(graphs, name) is not None]
     for field in fields:
@@ -81,5 +88,6 @@ def options_of(function: str, graphs: Graphs, asked: Options) -> Options:
                 "expected one int32 per vertex. Pass others to the step as an argument: sched.pad(batch.label)."
             )
         if field not in has:
-            raise ValueError(f"{function}: fields: got {field!r}; expected fields that these graphs have: {', '.join(has)}.")
+            expected = f"fields that these graphs have: {', '.join(has)}" if has else f"(), as the graphs have none of {FIELDS}"
+            raise ValueError(f"{function}: fields: got {field!r}; expected {expected}.")
     return asked._replace(fields=fields, scripts=Target.here().is_gpu if asked.scripts is None else asked.scripts)

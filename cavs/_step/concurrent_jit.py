@@ -13,7 +13,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,16 @@ from cavs._run.manual_axes import checked_axes, devices
 from cavs._step.xla_options import BESIDE, LOOPS_IN_GRAPHS, ON_CPU
 from cavs.kernels import Target, begin_p, end_p
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
 
 
-def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) -> Callable[..., Any]:
+@overload
+def concurrent_jit(fun: Callable[P, R], /, **options: Any) -> "Concurrent[P, R]": ...
+@overload
+def concurrent_jit(fun: None = None, /, **options: Any) -> "Callable[[Callable[P, R]], Concurrent[P, R]]": ...
+def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) -> Any:
     """Compiles a training step like `jax.jit`, but on a GPU independent kernels run at the same time.
 
     ```python
@@ -42,7 +48,7 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
         ...
     ```
 
-    The results are those of `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
+    It returns the same as `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
     under another `jax.jit` or `jax.grad`. On a CPU it compiles faster than `jax.jit`, and sums may round differently. It has
     not been tried on TPUs.
 
@@ -67,7 +73,7 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
     return Concurrent(in_turn(fun), **options)
 
 
-class Concurrent:
+class Concurrent(Generic[P, R]):
     """A function compiled with XLA's options for a GPU or for a CPU.
 
     On a GPU, loops become part of CUDA graphs if no launch of engine `persistent` is inside. For each structure and shapes of
@@ -78,7 +84,7 @@ class Concurrent:
         options: the keyword arguments of `jax.jit`.
     """
 
-    def __init__(self, fun: Callable[..., PyTree], **options: Any):
+    def __init__(self, fun: Callable[P, R], **options: Any):
         functools.update_wrapper(self, fun)
         given = options.pop("compiler_options", None) or {}
         self._launching: Any = jax.jit(fun, compiler_options=BESIDE | given, **options)
@@ -92,14 +98,14 @@ class Concurrent:
     def _target(self) -> Target:  # known at the first call: a decorator must not start JAX
         return Target.here()
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._jitted(args, kwargs)(*args, **kwargs)
 
-    def lower(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Like `lower` of what `jax.jit` returns."""
         return self._jitted(args, kwargs).lower(*args, **kwargs)
 
-    def trace(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Like `trace` of what `jax.jit` returns."""
         return self._launching.trace(*args, **kwargs)
 

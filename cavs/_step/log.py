@@ -16,6 +16,7 @@ import numpy as np
 
 from cavs._feed.loader import Loader
 from cavs._graphs.pytree import PyTree
+from cavs._readers.files import check_path
 
 Record: TypeAlias = dict[str, float]
 Write: TypeAlias = Callable[[Record], object]
@@ -219,6 +220,8 @@ def json_lines(path: str | Path) -> Write:
 
     Of several processes, the first one writes.
     """
+
+    check_path("json_lines", path)
 
     def write(record: Record) -> None:
         if jax.process_index():

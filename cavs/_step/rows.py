@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from cavs._function.arrays import as_array
 from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._run.manual_axes import checked_axes, devices
 
@@ -23,21 +24,22 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
     x = cavs.data.rows(params["words"], sched.input_id)               # (Vp, 64): zeros for vertices without a word
     ```
 
-    The value and the gradient are those of indexing. Inside a [`cavs.data.step`][] on several devices, the gradient is the sum
-    over all devices, as JAX computes it for any other parameter, but the devices exchange only the rows that they read.
+    The value and the gradient are the same as with indexing. Inside a [`cavs.data.step`][] on several devices, the gradient is
+    the sum over all devices, as JAX computes it for any other parameter, but the devices exchange only the rows that they read.
 
     Args:
-        table: (N, ...) floats, the same on all devices.
-        ids: (U,) ints below N. -1 reads zeros, and has no gradient.
+        table: float[N, ...], the same on all devices.
+        ids: int[U] below N. -1 reads zeros, and has no gradient.
 
     Returns:
         (U, ...) the rows. Those of ids from N on, which the table does not have, are NaN: a data set that was read without
         `with_vocab` has ids of its own.
 
     Raises:
+        TypeError: an argument is no array, such as a field that the graphs lack.
         ValueError: `table` has no rows, or `ids` are not ints with one axis.
     """
-    table, ids = jnp.asarray(table), jnp.asarray(ids)
+    table, ids = as_array(table, "rows: table"), as_array(ids, "rows: ids")
     if table.ndim < 1:
         raise ValueError("rows: table: got a scalar; expected an array of shape (N, ...), one row per id.")
     if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):

@@ -12,9 +12,13 @@ from jax.extend import core as jex
 from jax.sharding import Mesh, PartitionSpec
 
 from cavs._feed.batches import Batches
+from cavs._feed.loader import Loader
 from cavs._graphs.counted import counted
+from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.signatures import check_takes
 from cavs._jaxpr.mesh_types import varying
+from cavs._schedule.schedule import Schedule
 from cavs._step.background import Background
 from cavs._step.concurrent_jit import Concurrent, in_turn
 from cavs._step.donated_state import DonatedState
@@ -47,7 +51,7 @@ class Step(Generic[State, Metrics]):
 
     def __init__(self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None):
         functools.update_wrapper(self, fun)
-        self._fun, self._unroll, self._donate = of_two(fun), unroll, donate
+        self._fun, self._unroll, self._donate = keeping(of_two(fun)), unroll, donate
         self._options = dict(compiler_options or {})
         self._jitted: dict[Mesh | None, Concurrent] = {}
         self._donated = DonatedState(donate)
@@ -58,6 +62,8 @@ class Step(Generic[State, Metrics]):
     def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
         key = _key(batches)
         new = key not in self._known
+        if new:
+            _check(state, batches)
         here = new and key not in self.background
         if here:
             self.compiling = self.compiling or (len(self._known) + 1, len(self._known) + 1)
@@ -111,7 +117,7 @@ class Step(Generic[State, Metrics]):
             return self._ordered(self._fun)(state, batches)
         if batches.filled is not None:
             assert batches.count is not None
-            return run_filled(keeping(self._fun), state, batches.tree, batches.filled, batches.count)
+            return run_filled(self._fun, state, batches.tree, batches.filled, batches.count)
         many = functools.partial(self._many, stacked=batches.count is not None)
         if batches.mesh is None:
             return self._ordered(many)(state, batches.tree)
@@ -132,7 +138,7 @@ class Step(Generic[State, Metrics]):
     def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
         if stacked:
             unroll = (UNROLL if self._target.is_gpu else 1) if self._unroll is None else self._unroll
-            return lax.scan(keeping(self._fun), state, tree, unroll=unroll)
+            return lax.scan(self._fun, state, tree, unroll=unroll)
         state, metrics = self._fun(state, tree)
         return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
 
@@ -257,6 +263,20 @@ def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTre
     return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)
 
 
+def _check(state: PyTree, batches: PyTree) -> None:
+    """Raises `TypeError` if the arguments of a step are swapped, or the loader itself."""
+    if isinstance(state, Batches | Schedule):
+        raise TypeError(
+            f"step: state: got a {type(state).__name__}; expected the state. Write state, out = step(state, batches)."
+        )
+    if isinstance(batches, Loader | Graphs):
+        got, loader = type(batches).__name__, "loader" if isinstance(batches, Loader) else "cavs.data.Loader(graphs, 64)"
+        raise TypeError(
+            f"step: batches: got a {got}; expected what a loader yields. Write for batches in {loader}: "
+            "state, out = step(state, batches)."
+        )
+
+
 def _mesh(batches: PyTree) -> Mesh | None:
     return batches.mesh if isinstance(batches, Batches) else None
 
@@ -319,11 +339,11 @@ def step(
 
     One call is one dispatch. It runs all batches that the loader yields together, one after another (a loop in XLA), updates
     the state in place (donation), lets a GPU run independent kernels at the same time, and runs on all devices of the loader's
-    mesh (`jax.shard_map`). The results are those of `jax.jit(fun)` for one batch after another, up to rounding.
+    mesh (`jax.shard_map`). The results are the same as of `jax.jit(fun)` for one batch after another, up to rounding.
 
     While the first batches train, the programs for the other shapes of the epoch are compiled in the background.
 
-    With a mesh, `fun` runs on each device with the graphs of that device. The loss must be that of the whole batch: write
+    With a mesh, `fun` runs on each device with the graphs of that device. The loss must cover the whole batch: write
     [`cavs.data.mean`][] for `jnp.mean`. Gradients of it are summed over the devices by JAX.
 
     Args:
@@ -340,8 +360,8 @@ def step(
         batch, as a loader with `steps=1` yields it, gives metrics without this axis. Without `fun`, a decorator is returned.
 
     Raises:
-        TypeError: `fun` is not callable, or `compiler_options` no dict; or when called, `fun` does not return a state and
-            metrics, or the state has other shapes or dtypes.
+        TypeError: `fun` is no function of two arguments, or `compiler_options` no dict; or when called, an argument is
+            something else, `fun` does not return a state and metrics, or the state has other shapes or dtypes.
         ValueError: `unroll` is not an int >= 1; or when called on several devices, if the metrics or the new state differ
             between them.
     """
@@ -349,6 +369,7 @@ def step(
         return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options)
     if not callable(fun):
         raise TypeError(f"step: fun: got a {type(fun).__name__}; expected a function fun(state, batch). Write @cavs.data.step.")
+    check_takes("step: fun", fun, "state", "batch")
     if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
         raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
     if compiler_options is not None and not isinstance(compiler_options, Mapping):

@@ -6,6 +6,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike
 
+from cavs._function.arrays import as_array
 from cavs._jaxpr.mesh_types import vary
 from cavs._jaxpr.names import WHOLE_BATCH
 from cavs._run.manual_axes import checked_axes, devices
@@ -25,7 +26,7 @@ def _across(x: jax.Array) -> jax.Array:
 def total(x: ArrayLike) -> jax.Array:
     """Sums an array over all its elements, and over the whole batch: all devices of a step, all parts of a memory plan.
 
-    Use it in the loss, so that the loss is that of the whole batch:
+    Use it in the loss, so that the loss covers the whole batch:
 
     ```python
     has = sched.label >= 0
@@ -38,7 +39,7 @@ def total(x: ArrayLike) -> jax.Array:
     Returns:
         A scalar, the same on all devices and in all parts.
     """
-    return _across(jnp.sum(jnp.asarray(x)))
+    return _across(jnp.sum(as_array(x, "total: x")))
 
 
 def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
@@ -60,9 +61,17 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
 
     Returns:
         A scalar, the same on all devices and in all parts.
+
+    Raises:
+        ValueError: `where` has another shape than `x`, or other values than bools.
     """
-    x = jnp.asarray(x)
+    x = as_array(x, "mean: x")
     if where is None:  # every device and every part has the same number
         return total(x) / checkpoint_name(jnp.asarray(x.size * devices()[1], x.dtype), WHOLE_BATCH)
-    where = jnp.asarray(where)
-    return total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(x.dtype)), 1)
+    where = as_array(where, "mean: where")
+    if where.dtype != bool or where.shape != x.shape:
+        got = f"{where.dtype}{list(where.shape)}"
+        raise ValueError(f"mean: where: got {got}; expected bool{list(x.shape)}, as x has. Write where=labels >= 0.")
+    wide = jnp.result_type(x.dtype, jnp.float32)  # bfloat16 cannot count to 257
+    found = total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(wide)), 1)
+    return found.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else found

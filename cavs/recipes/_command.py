@@ -172,9 +172,14 @@ def _resumed(resume: str, out: str | None) -> Path:
     found = sorted(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime)
     if not (resume or out or found):
         raise Mistake("--resume: got no folder, and there is no run under runs/. Write --resume DIR.")
-    folder = Path(resume or out or found[-1].parent)
+    return _folder_of_run("--resume", resume or out or found[-1].parent)
+
+
+def _folder_of_run(argument: str, given: str | os.PathLike[str]) -> Path:
+    """The folder of a run that is given, or that has the given file."""
+    folder = Path(given).parent if Path(given).is_file() else Path(given)
     if not (folder / "model.json").exists():
-        raise Mistake(f"--resume: got {folder}; expected the folder of a run, as `cavs train --out DIR` writes it.")
+        raise Mistake(f"{argument}: got {given}; expected the folder of a run, as `cavs train --out DIR` writes it.")
     return folder
 
 
@@ -183,7 +188,7 @@ def load(given: str, kind: type[Recipe] | None) -> tuple[Recipe, Any]:
     cavs.data.compile_quickly()
     cavs.data.cache_compiled()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # taking most of a GPU's memory takes 1.8 s on an H200
-    return load_run(given, kind)
+    return load_run(_folder_of_run("CHECKPOINT", given), kind)
 
 
 def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -> tuple[Recipe, Any]:
@@ -207,9 +212,7 @@ def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -
         Mistake: the folder holds no run, or one that this recipe does not fit.
         cavs.data.KeeperError: a file is damaged.
     """
-    where = Path(folder).parent if Path(folder).is_file() else Path(folder)
-    if not (where / "model.json").exists():
-        raise Mistake(f"CHECKPOINT: got {folder}; expected the folder of a run, as `cavs train --out DIR` writes it.")
+    where = _folder_of_run("load_run: folder", folder)
     about, file = cavs.data.read_run(where), f"{where}/model.json"
     kind = find_recipe(str(about.get("task"))) if kind is None else kind
     options = kind.Options.from_json(about.get("options"), file)

@@ -120,9 +120,9 @@ def vocabulary(
     return [w for w, k in zip(asked, keep.tolist(), strict=True) if k], cavs.io.Vectors(vectors.found[keep], vectors.rows[keep])
 
 
-def embedding_size(options: RunOptions, vectors: cavs.io.Vectors | None) -> int:
-    """Returns the size of word vectors: the size of `vectors`, or `--embedding-size`, or the number of hidden units."""
-    return options.embedding_size or options.hidden if vectors is None else vectors.rows.shape[1]
+def embedding_size(options: RunOptions, vectors: cavs.io.Vectors | None, default: int | None = None) -> int:
+    """Returns the size of word vectors: the size of `vectors`, or `--embedding-size`, or `default`, or of the hidden units."""
+    return options.embedding_size or default or options.hidden if vectors is None else vectors.rows.shape[1]
 
 
 def init_table(key: jax.Array, count: int, size: int, vectors: cavs.io.Vectors | None) -> jax.Array:

@@ -31,7 +31,7 @@ class TaggingOptions(recipes.RunOptions):
     program: str = option("char-bilstm", f"one of {', '.join(PROGRAMS)}")
     column: str | None = option(None, "the column of the label (default: upos in .conllu; else the last)")
     layers: int = option(1, "layers of the BiLSTM", least=1, most=1000)
-    embedding_size: int = option(128, "size of a word's vector", least=1)
+    embedding_size: int | None = option(None, "size of a word's vector (default: 128, or as in --embeddings)", least=1)
     char_size: int = option(32, "size of a character's vector", least=1)
     batch: int = option(32, "sentences per step", least=1)
     epochs: int = option(12, "passes over the data", least=1)
@@ -58,9 +58,10 @@ class Tagging(recipes.Recipe):
         spelled = program == "char-bilstm"
         letters = dict.fromkeys(letter for word in parts["train"].vocab for letter in word)
         facts = {"words": words, "labels": labels, "program": program, "letters": (UNKNOWN, *letters) if spelled else ()}
-        facts |= {"size": recipes.embedding_size(options, vectors)}
+        facts |= {"size": recipes.embedding_size(options, vectors, 128)}
         if spelled and facts["size"] % 2:
-            got = f"--embedding-size: got {facts['size']}; expected an even number"
+            name = "embedding-size" if vectors is None else "embeddings"
+            got = f"--{name}: got vectors of size {facts['size']}; expected an even number"
             raise Mistake(f"{got}: each direction computes one half of a word's vector.")
         parts = {name: cavs.data.with_labels(g, labels) for name, g in parts.items()}
         notes = recipes.unseen_labels(parts, labels)

@@ -17,10 +17,13 @@ from cavs.kernels import NATIVE_GRADIENTS, native_call
 
 
 def gradients(products: Sequence[LazyProduct]) -> Floats:
-    """Computes the sums of products, by their static value. See `Products`."""
-    groups: dict[int, list[LazyProduct]] = {}
+    """Computes the sums of products, by their static value. See `Products`.
+
+    A static value may be added in one equation and multiplied in another: its gradients are then of two shapes.
+    """
+    groups: dict[tuple[int, tuple[int, ...]], list[LazyProduct]] = {}
     for p in products:
-        groups.setdefault(p.static, []).append(p)
+        groups.setdefault((p.static, _shape(p)), []).append(p)
     ordered = [p for group in groups.values() for p in group]
     bounds = [b for p in ordered for b in (0 if p.left is None else p.left.start, p.right.start, p.rows)]
     arrays = [jnp.stack([jnp.asarray(b, jnp.int32) for b in bounds])]
@@ -40,7 +43,7 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
     terms = [[(words(p.left), words(p.right)) for p in group] for group in groups.values()]
     most = [[p.most for p in group] for group in groups.values()]
     program = [w for group in terms for w in (len(group), *(w for term in group for own in term for w in own))]
-    shapes = [jax.ShapeDtypeStruct(_shape(group[0]), jnp.float32) for group in groups.values()]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for _, shape in groups]
 
     def on_library(arrays: list[jax.Array]) -> PyTree:
         return tuple(native_call(NATIVE_GRADIENTS, shapes, arrays, np.array(program, np.int32)))
@@ -53,7 +56,10 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
         ]
         return tuple(functools.reduce(jnp.add, own) for own in values)
 
-    return dict(zip(groups, replaceable(on_library, on_xla, local=True)(arrays), strict=True))
+    sums: Floats = {}
+    for (static, _), ct in zip(groups, replaceable(on_library, on_xla, local=True)(arrays), strict=True):
+        sums[static] = sums[static] + ct.reshape(sums[static].shape) if static in sums else ct
+    return sums
 
 
 def _shape(p: LazyProduct) -> tuple[int, ...]:
