@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax._src.interpreters import partial_eval as pe
 
 import cavs
 from cavs._convolution import conv as conv_module, layouts
@@ -230,6 +231,16 @@ def test_a_tree_lstm_learns_to_read_glyphs() -> None:
     _, counts = np.unique(results, return_counts=True)
     share = counts / counts.sum()
     assert losses[-1] < -0.5 * np.sum(share * np.log(share))  # half of what is possible without reading glyphs
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the launch needs jax 0.11")
+def test_launches_are_marked_so_that_they_run_in_turn() -> None:
+    sizes, pads = ODD["groups"]
+    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, 4, layouts.COLUMNS)
+    layout = layouts.layout(s, 4, H200)
+    traced = jax.make_jaxpr(jax.jit(functools.partial(convolve, padding=pads, layout=layout)))(*draw(sizes))
+    kept, _ = pe.dce_jaxpr(traced.jaxpr.eqns[0].params["jaxpr"].jaxpr, [True])
+    assert "cavs_begin" in str(kept) and "cavs_end" in str(kept)
 
 
 @pytest.mark.gpu

@@ -15,8 +15,8 @@ class GlyphTreeLSTM(BinaryTreeLSTM):
     """Binary Tree-LSTM over pictures: its leaves read glyphs, such as handwritten digits in a formula.
 
     A leaf's glyph passes two layers, each a convolution of 3 x 3 (`cavs.conv`), a rectifier, and the means of 2 x 2 pixels. The
-    result is x of `BinaryTreeLSTM`. Glyphs of inner vertices are not read. The convolutions of all leaves of a batch run as one,
-    and gradients flow through both parts.
+    result is x of `BinaryTreeLSTM`. Glyphs of inner vertices are not read. The convolutions of all leaves of a batch run as
+    one, and gradients flow through both parts.
 
     `init` returns the parameters of `BinaryTreeLSTM`, where E = 2 C (S / 4)^2, and:
 
