@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -43,16 +44,19 @@ class ConvolutionChoice:
 def candidates(sizes: ConvolutionSizes, target: Target) -> dict[str, ConvolutionLayout]:
     """Returns the layouts that are worth trying, by name. All are as exact as float32 (see `convolve`)."""
     found = {}
-    for m in (4, 2):
+    for m, shares, transformers in ((4, (4, 8, 16), (3, 2)), (2, (8,), (3,))):
         s = dataclasses.replace(sizes, m=m)
-        for share in (4, 8, 16):
-            if share == 4 or share < s.groups:
-                found[f"F({m}x{m},3x3), M={share}"] = layout(s, min(share, s.groups), target)
+        for share, count in itertools.product(shares, transformers):
+            if share == shares[0] or share < s.groups:
+                found[f"F({m}x{m},3x3), M={share}, T={count}"] = layout(s, min(share, s.groups), target, count)
     return found
 
 
-def layout(s: ConvolutionSizes, share: int, target: Target) -> ConvolutionLayout:
-    """Returns the layout in which `share` groups multiply one block of a filter matrix one after another."""
+def layout(s: ConvolutionSizes, share: int, target: Target, transformers: int = 3) -> ConvolutionLayout:
+    """Returns the layout in which `share` groups multiply one block of a filter matrix one after another (M in MegaKernels).
+
+    Of a thread block, `transformers` warpgroups transform.
+    """
     stages = target.shared_memory // (STAGE_BYTES + 3 * 64 * s.columns)
     return ConvolutionLayout(
         m=s.m,
@@ -63,7 +67,7 @@ def layout(s: ConvolutionSizes, share: int, target: Target) -> ConvolutionLayout
         output_tiles=4,
         stages=min(8, stages),
         apart=True,
-        transformers=3,
+        transformers=transformers,
         blocks=target.multiprocessors,
     )
 
