@@ -71,7 +71,11 @@ from cavs.kernels._program.widths import (
     num_blocks as num_blocks,
     stored_dtype as stored_dtype,
 )
-from cavs.kernels._tasks.launch import ConvolutionLayout as ConvolutionLayout, convolve as convolve
+from cavs.kernels._tasks.launch import (
+    ConvolutionLayout as ConvolutionLayout,
+    convolve as convolve,
+    too_large as too_large,
+)
 from cavs.kernels._tasks.mapping import Distances as Distances
 from cavs.kernels._tasks.winograd import ConvolutionSizes as ConvolutionSizes
 from cavs.kernels.persistent import checked as checked

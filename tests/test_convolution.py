@@ -172,6 +172,10 @@ def test_conv_composes_with_transformations(as_on_a_card: list[str]) -> None:
     assert "Winograd's algorithm F(4x4,3x3)" in cavs.explain_conv(x, w, precision="highest")
     assert "XLA's convolution, which was fastest" in cavs.explain_conv(x[:, :2], w, precision="highest")
     assert 'write precision="highest"' in cavs.explain_conv(x, w)
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 8, 8, 5000), (3, 3, 5000, 5000)))
+    assert "transformed filters would have 5," in cavs.explain_conv(*shapes, precision="highest")
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((900, 900, 900, 8), (3, 3, 8, 256)))
+    assert "a launch at most 2,097,152; fewer images" in cavs.explain_conv(*shapes, precision="highest")
 
 
 def test_a_choice_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._convolution import layouts
-from cavs.kernels import ConvolutionSizes, Target, convolve, persistent
+from cavs.kernels import ConvolutionSizes, Target, convolve, persistent, too_large
 
 Padding: TypeAlias = Literal["SAME", "VALID"] | Sequence[tuple[int, int]]
 Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
@@ -124,8 +124,9 @@ def _one(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> jax.Array:
     def run(x: jax.Array, w: jax.Array) -> jax.Array:
         if forced:
             sizes = ConvolutionSizes.of(x.shape, w.shape[3], pads, 4, layouts.COLUMNS)
-            return convolve(x, w, pads, next(iter(layouts.candidates(sizes, Target.here()).values())))
-        layout = _choice(x.shape, w.shape[3], pads).layout
+            layout = next(iter(layouts.candidates(sizes, Target.here()).values()), None)
+        else:
+            layout = _choice(x.shape, w.shape[3], pads).layout
         return _xla(x, w, pads, lax.Precision.HIGHEST) if layout is None else convolve(x, w, pads, layout)
 
     @run.def_vmap
@@ -159,6 +160,8 @@ def _unfit(x: Any, w: Any, pads: Pads, precision: Any) -> str | None:
     out = [side + sum(pad) - 2 for side, pad in zip(x.shape[1:3], pads, strict=True)]
     if min(map(min, pads)) < 0 or min(*out, *x.shape, *w.shape) < 1:
         return "there is nothing to compute, or a padding is negative"
+    if why := too_large(ConvolutionSizes.of(x.shape, w.shape[3], pads, 4, layouts.COLUMNS)):
+        return why
     return persistent.unsupported(Target.here())
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Distances, Target, convolve
+from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Distances, Target, convolve, too_large
 
 VERSION = 1  # of the records; raise it when the launch changes
 XLA = "xla"  # the record of a convolution that XLA runs fastest
@@ -47,7 +47,7 @@ def candidates(sizes: ConvolutionSizes, target: Target) -> dict[str, Convolution
     for m, shares, transformers in ((4, (4, 8, 16), (3, 2)), (2, (8,), (3,))):
         s = dataclasses.replace(sizes, m=m)
         for share, count in itertools.product(shares, transformers):
-            if share == shares[0] or share < s.groups:
+            if (share == shares[0] or share < s.groups) and not too_large(s):
                 found[f"F({m}x{m},3x3), M={share}, T={count}"] = layout(s, min(share, s.groups), target, count)
     return found
 

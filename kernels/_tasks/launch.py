@@ -22,6 +22,7 @@ from cavs.kernels.turns import begin_p, end_p
 
 MULTIPLIERS = 2  # warpgroups of a thread block
 ROWS = 64  # the tiles of a multiplying warpgroup
+MOST_PRODUCTS = 1 << 21  # of a launch: their order is a constant of the program, 8 bytes each
 # A product of two sums of bfloat16 terms: the pairs of terms that matter, the small ones first.
 TERMS = {1: [(0, 0)], 2: [(1, 0), (0, 1), (0, 0)], 3: [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)]}
 
@@ -76,6 +77,17 @@ def counts_of(s: ConvolutionSizes, layout: ConvolutionLayout) -> TaskCounts:
     filters = s.blocks * (s.padded_inputs // FILTER_ROWS)
     inputs, outputs = s.rows // layout.input_tiles, s.rows // layout.output_tiles
     return TaskCounts(filters, s.groups, inputs, s.positions * s.blocks, outputs)
+
+
+def too_large(s: ConvolutionSizes, parts: int = 3) -> str | None:
+    """Returns why a convolution is too large for a launch, or `None` if it is not."""
+    filters = s.positions * parts * s.padded_inputs * s.padded_outputs * 2
+    if filters >= 1 << 31:  # the offsets in an instruction have 32 bits
+        return f"the transformed filters would have {filters:,} bytes, and the launch takes less than {1 << 31:,}"
+    products = s.groups * s.positions * s.blocks
+    if products > MOST_PRODUCTS:
+        return f"it has {products:,} products, and a launch at most {MOST_PRODUCTS:,}; fewer images at a time fit"
+    return None
 
 
 def convolve(x: jax.Array, w: jax.Array, padding: Padding, layout: ConvolutionLayout) -> jax.Array:
