@@ -35,7 +35,7 @@ BY_HAND = [
     *(("scan", names) for names in (*OUTSIDE, *SECOND, *CHECKED)),
     *zip(("native", "recompute", "parts"), OUTSIDE[:3], strict=True),
     *zip(("segments", "native segments", "recompute run"), OUTSIDE[3:], strict=True),
-    *((name, SECOND[k]) for k, name in enumerate(("native", "native segments", "recompute min"))),
+    *((name, SECOND[k]) for k, name in enumerate(("native segments", "native", "recompute min"))),
     ("recompute run", CHECKED[0]),
     *(("persistent", names) for names in INTERPRETED),
 ]

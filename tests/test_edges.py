@@ -95,21 +95,26 @@ def test_the_eager_part_runs_once_for_all_edges() -> None:
 
 
 def test_debug_tools_read_edges() -> None:
-    x = small()
-    found = cavs.debug.compare(PROGRAM.function, PROGRAM.params, GRAPH, x.rows, edges=x.edges)
-    assert not found.differences
-    x.edges["x"][3, 1] = np.nan
-    report = cavs.debug.find_nan(PROGRAM.function, PROGRAM.params, GRAPH, x.rows, edges=x.edges)
-    assert report is not None and report.where == "edges" and report.symbol == "edges['x']" and report.vertex == 3
+    def weighted(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.gather_all(lambda s, e: s * e["w"], edges=True) + v.pull())
+        v.scatter(h)
+        v.push(h)
+
+    F, rows = cavs.VertexFunction(weighted, state=(2,)), np.ones((GRAPH.num_vertices, 2))
+    edges = {"w": np.ones(GRAPH.num_edges)}
+    assert not cavs.debug.compare(F, {}, GRAPH, rows, edges=edges).differences
+    edges["w"][3] = np.nan
+    report = cavs.debug.find_nan(F, {}, GRAPH, rows, edges=edges)
+    assert report is not None and report.where == "edges" and report.symbol == "edges['w']" and report.vertex == 3
 
     def root(params: Any, v: cavs.Vertex) -> None:
         h = v.gather_all(lambda s, e: s + jnp.sqrt(e), edges=True) + v.pull()
         v.scatter(h)
         v.push(h)
 
-    F, edges = cavs.VertexFunction(root, state=()), np.ones(GRAPH.num_edges)
-    edges[2] = 0
-    report = cavs.debug.find_nan(F, {}, GRAPH, np.ones(GRAPH.num_vertices), edges=edges, infinities=True)
+    F, weights = cavs.VertexFunction(root, state=()), np.ones(GRAPH.num_edges)
+    weights[2] = 0
+    report = cavs.debug.find_nan(F, {}, GRAPH, np.ones(GRAPH.num_vertices), edges=weights, infinities=True)
     assert report is not None and report.symbol == "gradient of edges" and report.vertex == 3
 
 

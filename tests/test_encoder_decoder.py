@@ -64,7 +64,7 @@ def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any, monk
     known = [line.split("\t") for line in lines[:3]]
     (tmp_path / "new.txt").write_text("\n".join(source for source, _ in known) + "\n\nfremd\n")
     path, out = str(tmp_path / "pairs.tsv"), str(tmp_path / "run")
-    given = ["--hidden", "24", "--batch", "8", "--epochs", "60", "--lr", "0.01", "--dropout", "0", "--dev", path]
+    given = ["--hidden", "24", "--batch", "8", "--epochs", "25", "--lr", "0.02", "--dropout", "0", "--dev", path]
     (tmp_path / "pairs.txt").write_text("one cell\n")
     assert cli.main(["train", "--task", "nmt", str(tmp_path / "pairs.txt")]) == 2
     assert "line 1: got 'one cell'; expected `source TAB target`" in capsys.readouterr().err

@@ -155,9 +155,7 @@ class EncoderDecoder:
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def encoder_function(self) -> cavs.VertexFunction[dict[str, jax.Array]]:
         """Returns `F` of the encoder. Equal programs return the same object, so that they share compiled code."""
-        return cavs.VertexFunction[dict[str, jax.Array]](
-            self.encoder, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=1
-        )
+        return cavs.VertexFunction[dict[str, jax.Array]](self.encoder, state=dict.fromkeys("ch", (self.hidden,)), arity=1)
 
     @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction[jax.Array]:
