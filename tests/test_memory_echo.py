@@ -65,7 +65,7 @@ def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch)
     params, batch = jax.eval_shape(partial(found.init, **sizes), jax.random.key(0))
     whole, floor = recompute(found.loss).verify(params, batch).compiled, recompute(found.loss, "min").plan(params, batch).peak
     measure, compiled = ParetoSearch.measure, set()
-    monkeypatch.setattr(ParetoSearch, "measure", lambda self, point: compiled.add(point.key) or measure(self, point))
+    monkeypatch.setattr(ParetoSearch, "measure", lambda self, point: compiled.add(point.kept) or measure(self, point))
     for budget in np.geomspace(whole, floor, 3)[1:]:
         compiled.clear()
         small = recompute(found.loss, budget := int(np.ceil(budget)))

@@ -120,7 +120,7 @@ class Recomputed(Generic[R]):
         """
         plan = self.plan(*args, argnums=argnums, **kwargs)
         search, point = plan._search, plan._point
-        return Verified(search.peaks[point.key], search.measure(point), None)
+        return Verified(search.peaks[point.kept], search.measure(point), None)
 
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
@@ -162,12 +162,12 @@ class Recomputed(Generic[R]):
         if self._budget is None and self._names:
             return search.cheap()
         if self._budget is None:
-            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p.key], p.bytes))
+            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p.kept], p.bytes))
         key = mark(search.closed.jaxpr.eqns), tuple(search.diff)
         if key in self._known:  # compiled before, for the same shapes
             saved, size = self._known[key]
             point = search.saved(saved)
-            search.compiled[point.key] = size
+            search.compiled[point.kept] = size
             return point
         point = search.smallest() if self._budget == "min" else search.fastest(int(self._budget))
         if point is None:
@@ -193,7 +193,7 @@ def _read(path: str | os.PathLike[str] | None) -> Any:
 
 
 def _too_small(name: str, budget: int, search: ParetoSearch) -> str:
-    least = min((search.plans[key] for key in search.compiled), key=search.measure)
+    least = min((search.plans[kept] for kept in search.compiled), key=search.measure)
     largest = Plan(name, search, least).rows()[:3]
     terms = (
         "; ".join(f"{row.what} {row.shape}: {text_of(row.bytes)}" for row in largest) or "values of one stretch of the backward"

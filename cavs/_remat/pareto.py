@@ -17,7 +17,7 @@ from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.names import Names
 from cavs._remat.blocks import fixed_values
 from cavs._remat.fit import MOST_COMPILED, compiled_step
-from cavs._remat.graph import Graph, Kept, with_derivative
+from cavs._remat.graph import Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
 from cavs._remat.loops import Planner, Price, Region, chunk_of
 from cavs._run.manual_axes import devices
@@ -34,7 +34,7 @@ class Point:
     """One plan.
 
     Attributes:
-        kept: the values that the function itself keeps.
+        kept: the values that the function itself keeps. The memory depends on them alone: its loops keep what they keep.
         regions: also those that steps of its loops keep.
         chunks: see `Planner`.
         fixed: see `Planner`.
@@ -44,11 +44,6 @@ class Point:
     regions: dict[str, Region]
     chunks: dict[str, int]
     fixed: frozenset[Var] = frozenset()
-
-    @property
-    def key(self) -> tuple[Graph, tuple[Var, ...]]:
-        """What the memory depends on: the loops of a graph keep what they keep."""
-        return self.kept.graph, self.kept.keep
 
     @property
     def bytes(self) -> int:
@@ -79,7 +74,7 @@ class ParetoSearch:
     Attributes:
         names: what the user asks for by name.
         options: of the compiler.
-        plans: all that were traced, by their `key`.
+        plans: all that were traced, by what they keep.
         peaks: their estimated peaks.
         compiled: the bytes of temporary memory of those that were compiled.
         traced, bodies: see `Planner`.
@@ -89,9 +84,9 @@ class ParetoSearch:
     diff: Sequence[int]
     names: Names = ()
     options: dict[str, Any] = field(default_factory=dict)
-    plans: dict[Any, Point] = field(default_factory=dict)
-    peaks: dict[Any, int] = field(default_factory=dict)
-    compiled: dict[Any, int] = field(default_factory=dict)
+    plans: dict[Kept, Point] = field(default_factory=dict)
+    peaks: dict[Kept, int] = field(default_factory=dict)
+    compiled: dict[Kept, int] = field(default_factory=dict)
     traced: dict[Any, Any] = field(default_factory=dict)
     bodies: list[Any] = field(default_factory=list)
 
@@ -106,25 +101,25 @@ class ParetoSearch:
 
     def _planned(self, planner: Planner, fixed: frozenset[Var] = frozenset()) -> Point:
         point = Point(planner.keep(self.closed, self.diff, ""), planner.regions, planner.chunks, fixed)
-        if point.key not in self.plans:
-            self.peaks[point.key] = estimated_peak(point.kept)
-        return self.plans.setdefault(point.key, point)
+        if point.kept not in self.plans:
+            self.peaks[point.kept] = estimated_peak(point.kept)
+        return self.plans.setdefault(point.kept, point)
 
     def measure(self, point: Point) -> int:
         """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
 
         Inside a `shard_map`, where a part of a program cannot be compiled alone, they are estimated.
         """
-        if point.key not in self.compiled:
+        if point.kept not in self.compiled:
             planned, shapes = with_derivative(self.closed, lambda _: point.kept), list(map(type_of, self.closed.jaxpr.invars))
 
             def both(*args: Any) -> Any:
                 outs, pull_back = vjp_at(planned, args, self.diff)
                 return outs, pull_back([jnp.ones_like(x) for x in outs if is_float(x)])
 
-            size = self.peaks[point.key] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
-            self.compiled[point.key] = size
-        return self.compiled[point.key]
+            size = self.peaks[point.kept] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
+            self.compiled[point.kept] = size
+        return self.compiled[point.kept]
 
     def plain(self) -> Point:
         """Returns the plan of `jax.grad`."""
@@ -151,7 +146,7 @@ class ParetoSearch:
             if c.bytes + slope * c.flops < (a.bytes + slope * a.flops) * (1 - 1e-9):
                 found.append(c)
                 # If less is kept and more memory needed, what runs again fills it: blocks are better then, see below.
-                todo += [(a, c), (c, b)] if self.peaks[c.key] <= self.peaks[found[1].key] else []
+                todo += [(a, c), (c, b)] if self.peaks[c.kept] <= self.peaks[found[1].kept] else []
         if chunks := _chunks(found[1]):
             inside = {chunk_of(name) for name in chunks}
             found.append(self.point(lambda name, k, flops: flops * _FREE if name in inside else None, chunks))
@@ -161,8 +156,8 @@ class ParetoSearch:
 
     def _undominated(self, found: list[Point]) -> list[Point]:
         best: list[Point] = []
-        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p.key])):
-            if not best or self.peaks[point.key] < self.peaks[best[-1].key]:
+        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p.kept])):
+            if not best or self.peaks[point.kept] < self.peaks[best[-1].kept]:
                 if best and point.flops == best[-1].flops:
                     best.pop()
                 best.append(point)
@@ -178,9 +173,9 @@ class ParetoSearch:
             return point
         points = self.points()
         for _ in range(MOST_COMPILED - 1 - _SMALLEST):
-            ratio = self.measure(point) / max(self.peaks[point.key], 1)
+            ratio = self.measure(point) / max(self.peaks[point.kept], 1)
             point = self._within(points, budget / ratio)
-            if point is None or point.key in self.compiled:
+            if point is None or point.kept in self.compiled:
                 break
             if self.measure(point) <= budget and (best is None or point.flops < best.flops):
                 best = point
@@ -191,7 +186,7 @@ class ParetoSearch:
     def smallest(self) -> Point:
         """Returns the smallest of the plans that are estimated to be the smallest. Compiles at most `_SMALLEST`."""
         self.points()
-        likely = sorted(self.plans.values(), key=lambda p: (self.peaks[p.key], p.flops))
+        likely = sorted(self.plans.values(), key=lambda p: (self.peaks[p.kept], p.flops))
         return min(likely[:_SMALLEST], key=lambda p: (self.measure(p), p.flops))
 
     def _within(self, points: Sequence[Point], budget: float) -> Point | None:
@@ -200,7 +195,7 @@ class ParetoSearch:
         Between two neighbours of `points`, the products that only the smaller one runs again are added one by one, those of
         the first layers first: equal layers are then split into some that run again and others that do not.
         """
-        first = next((i for i, p in enumerate(points) if self.peaks[p.key] <= budget), None)
+        first = next((i for i, p in enumerate(points) if self.peaks[p.kept] <= budget), None)
         if not first:
             return None if first is None else points[0]
         before, fits, chunks = points[first - 1].again(), points[first], points[first].chunks
@@ -211,7 +206,7 @@ class ParetoSearch:
         while high - low > 1:
             middle = (low + high) // 2
             point = self.point(_allowing({*before, *more[:middle]}), chunks, fits.fixed)
-            if self.peaks[point.key] <= budget:
+            if self.peaks[point.kept] <= budget:
                 high, fits = middle, min(point, fits, key=lambda p: p.flops)
             else:
                 low = middle

@@ -42,10 +42,10 @@ class Plan:
     def __init__(self, name: str, search: ParetoSearch, point: Point) -> None:
         self._name, self._search, self._point = name, search, point
         self.bytes, self.flops, self.compiler_options = point.bytes, point.flops, search.options
-        self._is_compiled = point.key in search.compiled
-        self.peak = (search.compiled if self._is_compiled else search.peaks)[point.key]
+        self._is_compiled = point.kept in search.compiled
+        self.peak = (search.compiled if self._is_compiled else search.peaks)[point.kept]
         plain = search.plain()
-        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain.key]
+        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain.kept]
 
     @property
     def floor(self) -> int:
@@ -54,7 +54,7 @@ class Plan:
 
     def frontier(self) -> list[tuple[int, float]]:
         """Returns (estimated peak in bytes, FLOPs run twice) of plans, the fastest first."""
-        return [(self._search.peaks[p.key], p.flops) for p in self._search.points()]
+        return [(self._search.peaks[p.kept], p.flops) for p in self._search.points()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
@@ -80,8 +80,9 @@ class Plan:
     def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
         """Returns the values that a step of a loop keeps, as rows of `stacked`."""
         for region, v in inside:
-            n = len(stacked.aval.shape) - len(v.aval.shape)
-            if n > 0 and stacked.aval.shape[n:] == v.aval.shape and stacked.aval.dtype == v.aval.dtype:
+            one = region.kept.as_kept(v).aval
+            n = len(stacked.aval.shape) - len(one.shape)
+            if n > 0 and stacked.aval.shape[n:] == one.shape and stacked.aval.dtype == one.dtype:
                 if math.prod(stacked.aval.shape[:n]) == region.times:
                     return region, v
         return None
@@ -91,7 +92,8 @@ class Plan:
         eqn = next((e for e in region.kept.graph.forward if v in e.outvars), None)
         line = (source_line(eqn) if eqn is not None else region.line) or ""
         what = eqn.primitive.name if eqn is not None else "state of the loop"
-        return what, v.aval.str_short(short_dtypes=True), region.times, bytes_of_var(v), line
+        shape = v.aval.str_short(short_dtypes=True) + (" in bits" if v in region.kept.bits else "")
+        return what, shape, region.times, bytes_of_var(region.kept.as_kept(v)), line
 
     def repeated(self) -> list[tuple[str, float, str]]:
         """Returns the products that run twice: name, FLOPs, line."""
