@@ -1,5 +1,6 @@
 """`cavs.memory.recompute`: gradients of any function of JAX from less memory."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -70,12 +71,26 @@ def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch)
         compiled.clear()
         small = recompute(found.loss, budget := int(np.ceil(budget)))
         plan = small.plan(params, batch)
-        assert len(compiled) <= MOST_COMPILED and plan.peak <= budget and f"compiled peak {text_of(plan.peak)}" in str(plan)
+        assert len(compiled) <= MOST_COMPILED and plan.peak <= budget and f"peak {text_of(plan.peak)} (compiled)" in str(plan)
         assert temp(jax.value_and_grad(small), params, batch) <= budget
         assert small.plan(params, batch).peak == plan.peak
     with pytest.raises(BudgetError, match=r"budget: got .*; expected at least .*Write budget=\d+, or 'min'") as error:
         recompute(found.loss, floor // 2).plan(params, batch)
     assert f"budget={floor}" in str(error.value)
+
+
+def test_a_plan_prints_a_saving_only_if_both_numbers_were_compiled():
+    loss, params, batch = case("nmt")
+    ours = recompute(loss)
+    plan = ours.plan(params, batch)
+    head = str(plan).splitlines()[0]
+    assert re.fullmatch(r"The derivative of nmt_loss: peak \S+ \w+ \(modelled\), kept .* backward \S+ \w+ \(modelled\)", head)
+    assert "jax.grad" not in str(plan)
+    assert plan.plain_peak == temp(jax.value_and_grad(loss), params, batch)
+    assert str(plan).splitlines()[0] == head  # the plan itself was not compiled
+    assert plan.peak == temp(jax.value_and_grad(ours), params, batch) < plan.plain_peak
+    want = f"peak {text_of(plan.peak)} (compiled), of jax.grad {text_of(plan.plain_peak)} (compiled), kept"
+    assert want in str(plan)
 
 
 def test_a_plan_says_what_is_kept_and_what_is_run_again():
@@ -208,7 +223,8 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
 
     ws, x = [jnp.asarray(rng.normal(size=(6, 6)) / 3) for _ in range(3)], jnp.asarray(rng.normal(size=(5, 6)))
     plan = recompute(f).plan(ws, x, argnums=(0, 1))
-    assert plan.bytes <= plan.plain_bytes and plan.peak <= plan.plain_peak
+    modelled, plain = plan._search.peaks, plan._search.plain()
+    assert plan.bytes <= plan.plain_bytes and modelled[plan._point.kept] <= modelled[plain.kept]
     want = jax.grad(f, (0, 1))(ws, x)
     for budget in (None, "min", plan.floor):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)

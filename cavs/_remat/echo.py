@@ -20,6 +20,7 @@ from cavs._remat.fit import Verified, compiler_options, no_collections
 from cavs._remat.graph import mark, with_derivative
 from cavs._remat.pareto import ParetoSearch, Point
 from cavs._remat.table import Plan
+from cavs._run.manual_axes import devices
 
 R = TypeVar("R")
 
@@ -41,7 +42,7 @@ def recompute(
 
     ```python
     loss = cavs.memory.recompute(loss)
-    print(loss.plan(params, batch))          # what is kept, before anything is compiled
+    print(loss.plan(params, batch))          # what is kept; nothing is compiled
     step = jax.jit(jax.value_and_grad(loss))
     ```
 
@@ -163,16 +164,16 @@ class Recomputed(Generic[R]):
             return search.cheap()
         if self._budget is None:
             return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p.kept], p.bytes))
-        key = mark(search.closed.jaxpr.eqns), tuple(search.diff)
+        key = mark(search.closed.jaxpr.eqns), tuple(search.diff), devices()[0]
         if key in self._known:  # compiled before, for the same shapes
             saved, size = self._known[key]
             point = search.saved(saved)
-            search.compiled[point.kept] = size
+            search.compiled |= {} if size is None else {point.kept: size}
             return point
         point = search.smallest() if self._budget == "min" else search.fastest(int(self._budget))
         if point is None:
             raise BudgetError(_too_small(self._name(), int(self._budget), search))
-        self._known[key] = point.as_json(), search.measure(point)
+        self._known[key] = point.as_json(), search.compiled.get(point.kept)
         return point
 
 
@@ -193,7 +194,7 @@ def _read(path: str | os.PathLike[str] | None) -> Any:
 
 
 def _too_small(name: str, budget: int, search: ParetoSearch) -> str:
-    least = min((search.plans[kept] for kept in search.compiled), key=search.measure)
+    least = search.smallest()
     largest = Plan(name, search, least).rows()[:3]
     terms = (
         "; ".join(f"{row.what} {row.shape}: {text_of(row.bytes)}" for row in largest) or "values of one stretch of the backward"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
+from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import type_of, vjp_at
@@ -76,7 +77,7 @@ class ParetoSearch:
         options: of the compiler.
         plans: all that were traced, by what they keep.
         peaks: their estimated peaks.
-        compiled: the bytes of temporary memory of those that were compiled.
+        compiled: the bytes of temporary memory of those that were compiled; by `None` that of `jax.grad`.
         traced, bodies: see `Planner`.
     """
 
@@ -86,7 +87,7 @@ class ParetoSearch:
     options: dict[str, Any] = field(default_factory=dict)
     plans: dict[Kept, Point] = field(default_factory=dict)
     peaks: dict[Kept, int] = field(default_factory=dict)
-    compiled: dict[Kept, int] = field(default_factory=dict)
+    compiled: dict[Kept | None, int] = field(default_factory=dict)
     traced: dict[Any, Any] = field(default_factory=dict)
     bodies: list[Any] = field(default_factory=list)
 
@@ -105,21 +106,27 @@ class ParetoSearch:
             self.peaks[point.kept] = estimated_peak(point.kept)
         return self.plans.setdefault(point.kept, point)
 
-    def measure(self, point: Point) -> int:
+    def measure(self, point: Point | None) -> int:
         """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
 
         Inside a `shard_map`, where a part of a program cannot be compiled alone, they are estimated.
+
+        Args:
+            point: the plan; `None` for the function as it is, with `jax.grad`.
         """
-        if point.kept not in self.compiled:
-            planned, shapes = with_derivative(self.closed, lambda _: point.kept), list(map(type_of, self.closed.jaxpr.invars))
+        kept = None if point is None else point.kept
+        if devices()[0]:
+            return self.peaks[kept or self.plain().kept]
+        if kept not in self.compiled:
+            planned = jex.jaxpr_as_fun(self.closed) if kept is None else with_derivative(self.closed, lambda _: kept)
 
             def both(*args: Any) -> Any:
                 outs, pull_back = vjp_at(planned, args, self.diff)
                 return outs, pull_back([jnp.ones_like(x) for x in outs if is_float(x)])
 
-            size = self.peaks[point.kept] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
-            self.compiled[point.kept] = size
-        return self.compiled[point.kept]
+            shapes = tuple(map(type_of, self.closed.jaxpr.invars))
+            self.compiled[kept] = compiled_step(both, shapes, self.options)[1]
+        return self.compiled[kept]
 
     def plain(self) -> Point:
         """Returns the plan of `jax.grad`."""
