@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
@@ -125,7 +126,7 @@ class ParetoSearch:
                 return outs, pull_back([jnp.ones_like(x) for x in outs if is_float(x)])
 
             shapes = tuple(map(type_of, self.closed.jaxpr.invars))
-            self.compiled[kept] = compiled_step(both, shapes, self.options)[1]
+            self.compiled[kept] = compiled_step(jax.jit(both), shapes, self.options)[1]
         return self.compiled[kept]
 
     def plain(self) -> Point:
