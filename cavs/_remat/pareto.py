@@ -3,6 +3,7 @@
 Plans are ordered by an estimate of their memory; those that may be the answer are compiled.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from cavs._remat.fit import MOST_COMPILED, compiled_step
 from cavs._remat.graph import Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
 from cavs._remat.loops import Planner, Price, Region, chunk_of
+from cavs._remat.rows import in_blocks_of_rows
 from cavs._run.manual_axes import devices
 
 Product = tuple[str, int]  # name of a graph, place among its costly equations
@@ -94,15 +96,23 @@ class ParetoSearch:
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
         """Returns the plan at a price for running products again."""
-        return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed), fixed)
+        return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed))
 
     def saved(self, saved: dict[str, Any]) -> Point:
-        """Returns a saved plan. The plan `plain` has one graph."""
-        price = None if len(saved["regions"]) == 1 else lambda *_: None
+        """Returns a saved plan. In `plain` alone, masks are bytes."""
+        price = (lambda *_: None) if saved["regions"][""]["in_bits"] else None
         return self._planned(Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved))
 
-    def _planned(self, planner: Planner, fixed: frozenset[Var] = frozenset()) -> Point:
-        point = Point(planner.keep(self.closed, self.diff, ""), planner.regions, planner.chunks, fixed)
+    @functools.cached_property
+    def in_blocks(self) -> Any:
+        """The function, with the loss of its largest product by blocks of rows, if it has such a loss."""
+        return self.closed if devices()[0] else in_blocks_of_rows(self.closed)
+
+    def _planned(self, planner: Planner) -> Point:
+        closed = self.closed if planner.price is None else self.in_blocks
+        if closed is not self.in_blocks:
+            planner.traced = {}
+        point = Point(planner.keep(closed, self.diff, ""), planner.regions, planner.chunks, frozenset(planner.fixed))
         if point.kept not in self.plans:
             self.peaks[point.kept] = estimated_peak(point.kept)
         return self.plans.setdefault(point.kept, point)
