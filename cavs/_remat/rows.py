@@ -120,10 +120,10 @@ def largest_loss(eqns: list[Eqn], outs: Sequence[Atom]) -> RowLoss | None:
     counts = [n for n in range(2, math.prod(shape[:-1]) // _ROWS + 1) if shape[0] % n == 0]
     # Blocks need no less than the sum of the weights' gradients, to which each of them adds.
     count = next((n for n in counts if bytes_of_var(logits) <= n * max(weights, default=0)), max(counts, default=None))
-    return None if not weights or count is None else _Search(eqns, count, logits).head(product, outs)
+    return None if not weights or count is None else _RowSearch(eqns, count, logits).head(product, outs)
 
 
-class _Search:
+class _RowSearch:
     """Finds the equations that follow from a product, and those that only they need for values as large."""
 
     def __init__(self, eqns: list[Eqn], count: int, logits: Var):
