@@ -37,6 +37,8 @@ def recompute(
 
     The kept values are a minimum cut of the traced function: the fewest bytes from which the backward can compute all that it
     reads. Unlike with `jax.checkpoint`, you place nothing and name nothing, and the bodies of `lax.scan` are planned, too.
+    Kept masks take one bit an element. If the largest product is followed by a loss that treats its rows alike, such as that of
+    a vocabulary, blocks of rows run one after another.
     Gradients are those of `fn`, up to rounding; random numbers are recomputed from their keys, so they are the same. If the
     plan predicts no gain, it keeps everything, as `jax.grad` does.
 
