@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import bench.echo_cases as echo_cases
+from bench import plans
 from cavs._jaxpr.equal_jaxprs import equal_jaxprs
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.minimum_cut import minimum_cut
@@ -77,6 +78,18 @@ def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch)
     with pytest.raises(BudgetError, match=r"budget: got .*; expected at least .*Write budget=\d+, or 'min'") as error:
         recompute(found.loss, floor // 2).plan(params, batch)
     assert f"budget={floor}" in str(error.value)
+
+
+def test_every_budget_above_the_floor_is_kept():
+    """Plans that are tried for one budget do not change which one is the smallest."""
+    loss, params, batch, _ = plans.resnet_with_group_norm(4, 8)
+    params, batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+    free, floor = (recompute(loss, budget).plan(params, batch).peak for budget in (None, "min"))
+    for budget in map(int, np.ceil(np.geomspace(free, floor, 6)[1:])):
+        small = recompute(loss, budget)
+        assert small.plan(params, batch).peak == temp(jax.value_and_grad(small), params, batch) <= budget
+    with pytest.raises(BudgetError, match=f"Write budget={floor}, "):
+        recompute(loss, floor - 1).plan(params, batch)
 
 
 def test_a_plan_prints_a_saving_only_if_both_numbers_were_compiled():

@@ -153,6 +153,11 @@ class ParetoSearch:
         At a price per FLOP, a minimum cut gives the best plan exactly, and every corner of the lower hull of (FLOPs, bytes)
         is the best plan at some price: the slope between two known corners finds the next one between them.
         """
+        return self._undominated(self._found)
+
+    @functools.cached_property
+    def _found(self) -> list[Point]:
+        """Plans without those that `_within` tries for one budget: the smallest one is the same for all budgets."""
         found = [self.plain(), self.cheap(), self.point(lambda name, k, flops: 0.0)]
         todo = [(found[1], found[2])]
         while todo and len(found) < _POINTS:
@@ -170,7 +175,7 @@ class ParetoSearch:
             found.append(self.point(lambda name, k, flops: flops * _FREE if name in inside else None, chunks))
         if len(found[1].regions) == 1:  # a function without loops
             found += [self.point(lambda name, k, flops: flops * _FREE, fixed=f) for f in fixed_values(found[1].kept.graph)]
-        return self._undominated(found)
+        return list({p.kept: p for p in found}.values())
 
     def _undominated(self, found: list[Point]) -> list[Point]:
         best: list[Point] = []
@@ -203,8 +208,7 @@ class ParetoSearch:
 
     def smallest(self) -> Point:
         """Returns the smallest of the plans that are estimated to be the smallest. Compiles at most `_SMALLEST`."""
-        self.points()
-        likely = sorted(self.plans.values(), key=lambda p: (self.peaks[p.kept], p.flops))
+        likely = sorted(self._found, key=lambda p: (self.peaks[p.kept], p.flops))
         return min(likely[:_SMALLEST], key=lambda p: (self.measure(p), p.flops))
 
     def _within(self, points: Sequence[Point], budget: float) -> Point | None:
