@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
     profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
     suite = commands.add_parser("memory", help="measure suite memory: budgets, parts, and Echo's models with recompute")
-    names = ", ".join(dict.fromkeys((*memory.PROGRAMS, *memory.CASES)))
+    names = ", ".join(dict.fromkeys((*memory.PROGRAMS, *memory.PLANS, *memory.CASES)))
     suite.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; all if none")
     suite.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     suite.add_argument("--quick", action="store_true", help="small sizes, four budgets")

@@ -22,6 +22,10 @@ PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
     "tree_fc": (lambda h: vp.TreeFC(h), "trees"),
     "lstm": (lambda h: vp.LSTM(h, h), "chains"),
     "gru": (lambda h: vp.GRU(h, h), "chains"),
+    "nary_tree_lstm": (lambda h: vp.NaryTreeLSTM(h, h), "trees"),  # this one and the following ones: for `bench.plans`
+    "td_lstm": (lambda h: vp.TDLSTM(h), "trees"),
+    "elman": (lambda h: vp.ElmanRNN(h, h), "chains"),
+    "dagnn": (lambda h: vp.DAGNN(h, h), "trees"),
 }
 Measured: TypeAlias = Generator[None, None, dict[str, Any]]
 Choice: TypeAlias = tuple[int, int]  # the parts and the segments of a plan

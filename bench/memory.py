@@ -19,8 +19,12 @@ from bench.remote import ROOT, Child, WorkerDied
 
 AT_ONCE = {"cpu": 1, "gpu": 16}  # processes that compile at the same time
 PATIENCE = 900  # seconds until a process must be ready, and until it must have answered
-PARTS = ("budgets", "quarter", "echo")
+PARTS = ("budgets", "quarter", "plans", "echo")
 PROGRAMS = ("tree_lstm", "child_sum", "tree_fc", "lstm", "gru")
+PLANS = (
+    "mlp", "relu_cnn", "resnet_with_group_norm", "autoencoder", "transformer", "mixer", "lstm_language_model", "series",
+    "nary_tree_lstm", "td_lstm", "elman", "dagnn",
+)  # fmt: skip
 CASES = ("nmt", "deepspeech2", "transformer", "resnet")
 VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute hand", "recompute min")
 TORCH = ("torch", "torch checkpoint", "torch in a CUDA graph")  # of the translation model, on a GPU
@@ -37,13 +41,14 @@ class Size:
     steps: int
     quarters: tuple[int, ...]  # numbers of graphs
     echo: str
+    samples: int  # of part "plans"
 
 
 SIZES = {
-    ("cpu", True): Size(graphs=64, hidden=32, points=4, steps=3, quarters=(64,), echo="small"),
-    ("cpu", False): Size(graphs=512, hidden=128, points=10, steps=5, quarters=(512,), echo="small"),
-    ("gpu", True): Size(graphs=512, hidden=512, points=4, steps=10, quarters=(512,), echo="full"),
-    ("gpu", False): Size(graphs=512, hidden=512, points=10, steps=20, quarters=(512, 4096, 16384), echo="full"),
+    ("cpu", True): Size(graphs=64, hidden=32, points=4, steps=3, quarters=(64,), echo="small", samples=32),
+    ("cpu", False): Size(graphs=512, hidden=128, points=10, steps=5, quarters=(512,), echo="small", samples=32),
+    ("gpu", True): Size(graphs=512, hidden=512, points=4, steps=10, quarters=(512,), echo="full", samples=64),
+    ("gpu", False): Size(graphs=512, hidden=512, points=10, steps=20, quarters=(512, 4096, 16384), echo="full", samples=64),
 }
 
 
@@ -61,6 +66,9 @@ def tasks(device: str, size: Size, only: Sequence[str] = PARTS, names: Sequence[
     ]
     found += [
         ("quarter", {"program": p, "engine": ENGINES[device][0], "graphs": n} | same) for p in known[:1] for n in size.quarters
+    ]
+    found += [
+        ("plans", {"program": p, "samples": size.samples, "hidden": size.hidden}) for p in PLANS if not names or p in names
     ]
     found += [
         ("echo", {"case": c, "size": size.echo, "variant": v, "steps": size.steps})
@@ -119,7 +127,7 @@ def _record(task: Task, child: Child, log: Path) -> dict[str, Any]:
 
 def key(record: dict[str, Any]) -> tuple[Any, ...]:
     """What was measured."""
-    return tuple(record.get(k) for k in ("part", "program", "engine", "graphs", "hidden", "case", "size", "variant"))
+    return tuple(record.get(k) for k in ("part", "program", "engine", "graphs", "samples", "hidden", "case", "size", "variant"))
 
 
 def dumps(data: dict[str, Any]) -> str:
@@ -134,9 +142,9 @@ def _measure(part: str, arguments: dict[str, Any]) -> Iterator[str]:
     """The lines of a measurement: "ready", and the record when the caller asks for it."""
     import jax
 
-    from bench import budgets, echo
+    from bench import budgets, echo, plans
 
-    parts = {"budgets": budgets.budgets, "quarter": budgets.quarter, "echo": echo.echo}
+    parts = {"budgets": budgets.budgets, "quarter": budgets.quarter, "plans": plans.plans, "echo": echo.echo}
     function = parts[part]
     if arguments.get("variant") in TORCH:
         from bench.peers import torch_nmt

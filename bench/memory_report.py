@@ -17,6 +17,10 @@ BUDGETS = """
 "Fit" counts the budgets that the compiled step keeps. "Falls": no smaller budget needs more memory. "Compilations": the most
 that one plan took. Gradients: the largest difference to those without a budget, relative to the largest element.
 """
+PLANS = """
+Four budgets of `cavs.memory.plan`, from the whole batch to the smallest plan, and for arrays two of `cavs.memory.recompute`.
+"Fit" counts those that the step keeps, compiled again here. "Refused": half of the smallest plan raises a `BudgetError`.
+"""
 ECHO = """
 "Smaller" and "time" compare whole steps with `jax.grad`. Estimates, which order the plans that are compiled, are of the loss
 and its gradients, compared with these compiled alone.
@@ -76,6 +80,15 @@ def _quarter(r: Record, _: Any) -> list[str]:
     ]  # fmt: skip
 
 
+def _plans(r: Record, _: Any) -> list[str]:
+    points, temps = r["points"], [p["temp"] for p in r["points"] if "parts" in p]
+    sizes = text_of(temps[0]), text_of(temps[-1]), f"1/{temps[0] / temps[-1]:.0f}"
+    again = " and ".join(text_of(p["temp"]) for p in points if "flops" in p) or "–"
+    fit = f"{sum(p['temp'] <= p['budget'] for p in points)} of {len(points)}"
+    most = str(max(p["compilations"] for p in points))
+    return [r["program"], f"{r['samples']} x h{r['hidden']}", *sizes, again, fit, most, "yes" if r["refused"] else "no"]
+
+
 def _echo(r: Record, records: list[Record]) -> list[str]:
     plain = next((p for p in records if (p["case"], p["variant"]) == (r["case"], "jax.grad") and "temp" in p), None)
     smaller, time = "", ""
@@ -108,6 +121,12 @@ PARTS: dict[str, Any] = {
         "program,engine,graphs,parts,whole,in parts,share,ms whole,ms in parts,time".split(","),
         _quarter,
         "",
+    ),
+    "plans": (
+        "Twelve other programs under budgets: graphs and arrays",
+        "program,samples,whole,smallest,share,with recompute,fit,compilations,refused".split(","),
+        _plans,
+        PLANS,
     ),
     "echo": (
         "Echo's models, a whole training step",

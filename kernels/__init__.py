@@ -26,6 +26,7 @@ from cavs.kernels._program.arrays import Output as Output
 from cavs.kernels._program.check import check_accesses as check_accesses
 from cavs.kernels._program.comparisons import COMPARISONS as COMPARISONS, computed_once as computed_once
 from cavs.kernels._program.fit import (
+    ELEMENTWISE as ELEMENTWISE,
     REDUCTIONS as REDUCTIONS,
     Unfit as Unfit,
     contracted_axis as contracted_axis,

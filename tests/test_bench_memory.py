@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from bench import echo, echo_cases, memory, memory_report, store
+from bench import budgets, echo, echo_cases, memory, memory_report, plans, store
 
-TINY = memory.Size(graphs=8, hidden=8, points=2, steps=1, quarters=(16,), echo="small")
+TINY = memory.Size(graphs=8, hidden=8, points=2, steps=1, quarters=(16,), echo="small", samples=8)
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +15,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     wanted = memory.tasks("cpu", TINY, ("budgets", "quarter"), ("tree_fc",))
     wanted = [task for task in wanted if task[1]["engine"] == "scan"]
+    wanted += memory.tasks("cpu", TINY, ("plans",), ("mlp", "elman"))
     wanted.append(("budgets", wanted[0][1] | {"engine": "none such"}))
     return folder, memory.run("cpu", wanted, folder, tell=lambda text: None)
 
@@ -22,6 +23,8 @@ def measured(tmp_path_factory):
 def test_the_suite_has_every_program_engine_and_model():
     wanted = memory.tasks("gpu", memory.SIZES["gpu", False])
     assert len([t for t in wanted if t[0] == "budgets"]) == 2 * len(memory.PROGRAMS)
+    assert [t[1]["program"] for t in wanted if t[0] == "plans"] == [*memory.PLANS]
+    assert {*memory.PLANS} == {*plans.ARRAYS} | {*list(budgets.PROGRAMS)[-4:]}
     assert {(t[1]["case"], t[1]["variant"]) for t in wanted if t[0] == "echo"} == {
         *((case, variant) for case in echo_cases.CASES for variant in echo.VARIANTS),
         *(("nmt", variant) for variant in memory.TORCH),
@@ -29,7 +32,7 @@ def test_the_suite_has_every_program_engine_and_model():
 
 
 def test_budgets_are_kept_and_change_no_gradient(measured):
-    _, (curve, _, _) = measured
+    _, (curve, *_) = measured
     points = curve["points"]
     assert len(points) == 2 and points[0]["parts"] == 1 and points[-1]["parts"] > 1
     assert all(p["temp"] <= p["budget"] and 1 <= p["compilations"] <= 5 for p in points)
@@ -38,9 +41,17 @@ def test_budgets_are_kept_and_change_no_gradient(measured):
 
 
 def test_a_quarter_of_the_memory_in_parts(measured):
-    _, (_, quarter, _) = measured
+    _, (_, quarter, *_) = measured
     assert quarter["parts"][0] == 1 < quarter["parts"][1] and quarter["temp"][1] <= 0.255 * quarter["temp"][0]
     assert quarter["time"] > 0 and len(quarter["ms"]) == 2
+
+
+def test_other_programs_keep_their_budgets(measured):
+    _, (_, _, arrays, graphs, _) = measured
+    for record, count in ((arrays, 6), (graphs, 4)):
+        assert len(record["points"]) == count and record["refused"]
+        assert all(p["temp"] <= p["budget"] and 1 <= p["compilations"] <= 5 for p in record["points"])
+        assert record["points"][0]["parts"] == 1 < record["points"][3]["parts"]
 
 
 def test_tables_and_figures_follow_from_the_results(measured):
@@ -49,7 +60,7 @@ def test_tables_and_figures_follow_from_the_results(measured):
     written = memory_report.write(folder)
     assert [p.suffix for p in written] == [".md", ".svg"] and all(p.exists() for p in written)
     text = written[0].read_text()
-    assert "| tree_fc | scan | 8 x h8 |" in text and "- tree_fc none such: " in text
+    assert "| tree_fc | scan | 8 x h8 |" in text and "| mlp | 8 x h8 |" in text and "- tree_fc none such: " in text
     assert memory_report.write(folder)[0].read_text() == text
 
 
@@ -64,7 +75,7 @@ def test_a_model_with_and_without_recompute(monkeypatch):
             next(measurement)
         found[variant] = done.value.value
     assert found["jax.grad"]["loss"] == pytest.approx(found["recompute min"]["loss"], rel=1e-5)
-    assert found["recompute min"]["predicted"] < found["recompute min"]["plain"]
+    assert found["recompute min"]["temp"] < found["jax.grad"]["temp"]
 
 
 @pytest.mark.parametrize("variant", memory.TORCH[:2])

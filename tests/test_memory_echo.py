@@ -1,5 +1,6 @@
 """`cavs.memory.recompute`: gradients of any function of JAX from less memory."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jax import lax
 
 import bench.echo_cases as echo_cases
+from bench import plans
 from cavs._jaxpr.equal_jaxprs import equal_jaxprs
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.minimum_cut import minimum_cut
@@ -65,17 +67,43 @@ def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch)
     params, batch = jax.eval_shape(partial(found.init, **sizes), jax.random.key(0))
     whole, floor = recompute(found.loss).verify(params, batch).compiled, recompute(found.loss, "min").plan(params, batch).peak
     measure, compiled = ParetoSearch.measure, set()
-    monkeypatch.setattr(ParetoSearch, "measure", lambda self, point: compiled.add(point.key) or measure(self, point))
+    monkeypatch.setattr(ParetoSearch, "measure", lambda self, point: compiled.add(point.kept) or measure(self, point))
     for budget in np.geomspace(whole, floor, 3)[1:]:
         compiled.clear()
         small = recompute(found.loss, budget := int(np.ceil(budget)))
         plan = small.plan(params, batch)
-        assert len(compiled) <= MOST_COMPILED and plan.peak <= budget and f"compiled peak {text_of(plan.peak)}" in str(plan)
+        assert len(compiled) <= MOST_COMPILED and plan.peak <= budget and f"peak {text_of(plan.peak)} (compiled)" in str(plan)
         assert temp(jax.value_and_grad(small), params, batch) <= budget
         assert small.plan(params, batch).peak == plan.peak
     with pytest.raises(BudgetError, match=r"budget: got .*; expected at least .*Write budget=\d+, or 'min'") as error:
         recompute(found.loss, floor // 2).plan(params, batch)
     assert f"budget={floor}" in str(error.value)
+
+
+def test_every_budget_above_the_floor_is_kept():
+    """Plans that are tried for one budget do not change which one is the smallest."""
+    loss, params, batch, _ = plans.resnet_with_group_norm(4, 8)
+    params, batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+    free, floor = (recompute(loss, budget).plan(params, batch).peak for budget in (None, "min"))
+    for budget in map(int, np.ceil(np.geomspace(free, floor, 6)[1:])):
+        small = recompute(loss, budget)
+        assert small.plan(params, batch).peak == temp(jax.value_and_grad(small), params, batch) <= budget
+    with pytest.raises(BudgetError, match=f"Write budget={floor}, "):
+        recompute(loss, floor - 1).plan(params, batch)
+
+
+def test_a_plan_prints_a_saving_only_if_both_numbers_were_compiled():
+    loss, params, batch = case("nmt")
+    ours = recompute(loss)
+    plan = ours.plan(params, batch)
+    head = str(plan).splitlines()[0]
+    assert re.fullmatch(r"The derivative of nmt_loss: peak \S+ \w+ \(modelled\), kept .* backward \S+ \w+ \(modelled\)", head)
+    assert "jax.grad" not in str(plan)
+    assert plan.plain_peak == temp(jax.value_and_grad(loss), params, batch)
+    assert str(plan).splitlines()[0] == head  # the plan itself was not compiled
+    assert plan.peak == temp(jax.value_and_grad(ours), params, batch) < plan.plain_peak
+    want = f"peak {text_of(plan.peak)} (compiled), of jax.grad {text_of(plan.plain_peak)} (compiled), kept"
+    assert want in str(plan)
 
 
 def test_a_plan_says_what_is_kept_and_what_is_run_again():
@@ -208,7 +236,8 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
 
     ws, x = [jnp.asarray(rng.normal(size=(6, 6)) / 3) for _ in range(3)], jnp.asarray(rng.normal(size=(5, 6)))
     plan = recompute(f).plan(ws, x, argnums=(0, 1))
-    assert plan.bytes <= plan.plain_bytes and plan.peak <= plan.plain_peak
+    modelled, plain = plan._search.peaks, plan._search.plain()
+    assert plan.bytes <= plan.plain_bytes and modelled[plan._point.kept] <= modelled[plain.kept]
     want = jax.grad(f, (0, 1))(ws, x)
     for budget in (None, "min", plan.floor):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)

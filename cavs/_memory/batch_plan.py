@@ -95,10 +95,10 @@ class BatchPlan:
         limit = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
         head = (
             f"{data.text}, {self._choice}, engine {' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary "
-            f"memory ({limit}), about {self.time:.2f} times the time of the fastest plan"
+            f"memory, compiled ({limit}), {self.time:.2f} times the time of the fastest plan, modelled"
         )
         known = sorted(self._batch.sizes, key=data.time)
         rows = [(str(choice), text_of(self._batch.sizes[choice]), f"{self._slowdown(choice):.2f}") for choice in known]
-        return "\n".join([head, "compiled:", *columns([("plan", "bytes", "time, estimated"), *rows])])
+        return "\n".join([head, "compiled:", *columns([("plan", "bytes", "time, modelled"), *rows])])
 
     __repr__ = __str__

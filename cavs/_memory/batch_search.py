@@ -1,8 +1,9 @@
-"""A batch in parts: its loss, and the memory of its gradient."""
+"""A batch in parts: its loss, and the memory of what is computed from it."""
 
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from cavs._engines.choose import EngineError
 from cavs._function.keep_options import MemoryOptions
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
 from cavs._memory.divided import Divided, Loss
@@ -20,13 +22,15 @@ from cavs._remat.fit import compiled_step
 
 @dataclasses.dataclass(eq=False)
 class BatchGradient:
-    """The gradient of a loss over one batch, and the choices of how to compute it.
+    """The gradient of a loss over one batch, or a training step, and the choices of how to compute it.
 
     Attributes:
-        loss, params, names: as in `cavs.memory.plan`.
+        loss, params, names: as in `cavs.memory.plan`; with another `program`, `params` is its first argument.
         data: the batch.
         choices: from the fastest on; each divides the batch more than the one before.
         options: of the compiler.
+        program: from the loss in parts to a function of `(params, batch)`.
+        jit: returns a function with the method `lower`.
         sizes: the bytes of temporary memory of the choices that were compiled.
         traced: the engines that run, of the choices that were traced.
     """
@@ -37,6 +41,8 @@ class BatchGradient:
     names: Names
     choices: list[Choice]
     options: dict[str, Any]
+    program: Callable[[Loss], Callable[[PyTree, PyTree], Any]] = jax.value_and_grad
+    jit: Callable[[Callable[..., Any]], Any] = jax.jit
     sizes: dict[Choice, int] = dataclasses.field(default_factory=dict)
     traced: dict[Choice, set[str]] = dataclasses.field(default_factory=dict)
 
@@ -72,8 +78,13 @@ class BatchGradient:
         return self.sizes[choice]
 
     def compiled(self, choice: Choice) -> tuple[Any, int]:
-        """Compiles the loss and its gradient. Returns them, and the bytes of their temporary memory."""
-        return compiled_step(jax.value_and_grad(self.loss_of(choice)), (self.params, self.data.structs(choice)), self.options)
+        """Compiles the program. Returns it, and the bytes of its temporary memory."""
+        return compiled_step(self.compiles(choice), (self.params, self.data.structs(choice)), self.options)
+
+    @memoized
+    def compiles(self, choice: Choice) -> Any:
+        """Returns what `jit` returns for a choice."""
+        return self.jit(self.program(self.loss_of(choice)))
 
     def runs(self, choice: Choice) -> bool:
         """Returns whether the engine that the loss asks for can run a choice."""
@@ -84,7 +95,7 @@ class BatchGradient:
     def engines(self, choice: Choice) -> list[str]:
         """Returns the names of the engines that run. Raises an `EngineError` if the one that the loss asks for cannot."""
         if choice not in self.traced:
-            jax.eval_shape(self.loss_of(choice), self.params, self.data.structs(choice))
+            jax.eval_shape(self.program(self.loss_of(choice)), self.params, self.data.structs(choice))
         return sorted(self.traced[choice])
 
     def loss_of(self, choice: Choice) -> Loss:

@@ -85,7 +85,7 @@ def plan(
         TypeError: `batch` is neither [`cavs.Graphs`][] nor a pytree of arrays.
     """
     wanted = bytes_of(budget, "plan")
-    data = _divided(batch, collate, axis)
+    data = divided(batch, collate, axis)
     counts = numbers_of_parts(len(data))
     if parts is not None and parts not in counts:
         raise ValueError(f"plan: parts: got {parts!r} for {counted(len(data), data.noun)}; expected one of {counts}.")
@@ -94,7 +94,7 @@ def plan(
     ways = names_of(names, "plan", ("keep", "recompute"))
     options = compiler_options(wanted, bytes_of_arrays(params))
     gradient = BatchGradient(loss, params, data, ways, data.choices(parts, segments), options)
-    found = BatchPlan(gradient, _chosen(gradient, wanted), wanted)
+    found = BatchPlan(gradient, chosen(gradient, wanted), wanted)
     if found.parts > 1:
         check_parts(gradient, found.parts)
     if wanted is None and (limit := memory_of_gpu()) is not None and found.peak > limit:
@@ -144,7 +144,7 @@ def load(
             raise ValueError(
                 f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
             ) from error
-    data = _divided(batch, collate, axis)
+    data = divided(batch, collate, axis)
     if len(data) != count:
         raise ValueError(
             f"load: batch: got {counted(len(data), data.noun)}; expected {count}, as in the plan. Write batch[:{count}]."
@@ -154,13 +154,13 @@ def load(
     return BatchPlan(gradient, choice, budget)
 
 
-def _divided(batch: Any, collate: Collate, axis: Any) -> Divided:
+def divided(batch: Any, collate: Collate, axis: Any) -> Divided:
     """Returns a batch as what is divided into parts."""
     return DividedGraphs(batch, collate) if isinstance(batch, Graphs) and len(batch) else DividedArrays(batch, axis)
 
 
-def _chosen(batch: BatchGradient, budget: int | str | None) -> Choice:
-    """Returns the fastest choice within a budget, or the smallest."""
+def chosen(batch: BatchGradient, budget: int | str | None, argument: str = "plan: budget") -> Choice:
+    """Returns the fastest choice within a budget, or the smallest. Errors name `argument`."""
     if budget is None:
         return next(filter(batch.runs, batch.choices), batch.choices[0])
     found = batch.smallest() if isinstance(budget, str) else batch.fastest(budget)
@@ -169,6 +169,6 @@ def _chosen(batch: BatchGradient, budget: int | str | None) -> Choice:
     least = min(batch.sizes, key=batch.sizes.__getitem__)
     needed, own = batch.sizes[least], text_of(bytes_of_arrays(batch.params))
     raise BudgetError(
-        f"plan: budget: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters "
-        f"take {own}, and so do their gradients{batch.data.cause}. Write budget={needed}, or a smaller width of the model."
+        f"{argument}: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters "
+        f"take {own}, and so do their gradients{batch.data.cause}. Write {argument.split()[-1]}={needed}, or a smaller model."
     )

@@ -4,9 +4,9 @@ By hand, one would put `jax.checkpoint` around such blocks. With N blocks, the b
 those inside of one block at a time. The fewer values cross a cut, the better.
 """
 
-from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._remat.graph import Graph
+from cavs._remat.masks import kept_bytes
 
 _BLOCKS = (2, 4, 8, 16, 32)  # about these numbers of blocks are tried
 
@@ -44,7 +44,7 @@ def _depend(graph: Graph) -> set[Var]:
 def _inside(graph: Graph) -> list[int]:
     """Returns for each equation the bytes of what the backward reads of its results."""
     needs = set(graph.needs)
-    return [sum(bytes_of_var(v) for v in e.outvars if v in needs) for e in graph.forward]
+    return [sum(kept_bytes(v) for v in e.outvars if v in needs) for e in graph.forward]
 
 
 def _cut(crossing: list[frozenset[Var]], inside: list[int], most: float) -> frozenset[Var]:
@@ -58,7 +58,7 @@ def _cut(crossing: list[frozenset[Var]], inside: list[int], most: float) -> froz
             end += 1
         if end == len(inside):
             break
-        at = min(range(start, end), key=lambda i: (sum(bytes_of_var(v) for v in crossing[i] if v not in kept), -i))
+        at = min(range(start, end), key=lambda i: (sum(kept_bytes(v) for v in crossing[i] if v not in kept), -i))
         kept |= crossing[at]
         start = at + 1
     return frozenset(kept)

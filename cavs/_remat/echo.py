@@ -20,6 +20,7 @@ from cavs._remat.fit import Verified, compiler_options, no_collections
 from cavs._remat.graph import mark, with_derivative
 from cavs._remat.pareto import ParetoSearch, Point
 from cavs._remat.table import Plan
+from cavs._run.manual_axes import devices
 
 R = TypeVar("R")
 
@@ -36,12 +37,14 @@ def recompute(
 
     The kept values are a minimum cut of the traced function: the fewest bytes from which the backward can compute all that it
     reads. Unlike with `jax.checkpoint`, you place nothing and name nothing, and the bodies of `lax.scan` are planned, too.
+    Kept masks take one bit an element. If the largest product is followed by a loss that treats its rows alike, such as that of
+    a vocabulary, blocks of rows run one after another.
     Gradients are those of `fn`, up to rounding; random numbers are recomputed from their keys, so they are the same. If the
     plan predicts no gain, it keeps everything, as `jax.grad` does.
 
     ```python
     loss = cavs.memory.recompute(loss)
-    print(loss.plan(params, batch))          # what is kept, before anything is compiled
+    print(loss.plan(params, batch))          # what is kept; nothing is compiled
     step = jax.jit(jax.value_and_grad(loss))
     ```
 
@@ -120,7 +123,7 @@ class Recomputed(Generic[R]):
         """
         plan = self.plan(*args, argnums=argnums, **kwargs)
         search, point = plan._search, plan._point
-        return Verified(search.peaks[point.key], search.measure(point), None)
+        return Verified(search.peaks[point.kept], search.measure(point), None)
 
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
@@ -162,17 +165,17 @@ class Recomputed(Generic[R]):
         if self._budget is None and self._names:
             return search.cheap()
         if self._budget is None:
-            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p.key], p.bytes))
-        key = mark(search.closed.jaxpr.eqns), tuple(search.diff)
+            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p.kept], p.bytes))
+        key = mark(search.closed.jaxpr.eqns), tuple(search.diff), devices()[0]
         if key in self._known:  # compiled before, for the same shapes
             saved, size = self._known[key]
             point = search.saved(saved)
-            search.compiled[point.key] = size
+            search.compiled |= {} if size is None else {point.kept: size}
             return point
         point = search.smallest() if self._budget == "min" else search.fastest(int(self._budget))
         if point is None:
             raise BudgetError(_too_small(self._name(), int(self._budget), search))
-        self._known[key] = point.as_json(), search.measure(point)
+        self._known[key] = point.as_json(), search.compiled.get(point.kept)
         return point
 
 
@@ -193,7 +196,7 @@ def _read(path: str | os.PathLike[str] | None) -> Any:
 
 
 def _too_small(name: str, budget: int, search: ParetoSearch) -> str:
-    least = min((search.plans[key] for key in search.compiled), key=search.measure)
+    least = search.smallest()
     largest = Plan(name, search, least).rows()[:3]
     terms = (
         "; ".join(f"{row.what} {row.shape}: {text_of(row.bytes)}" for row in largest) or "values of one stretch of the backward"

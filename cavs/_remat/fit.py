@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -55,8 +55,10 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def compiled_step(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int]:
-    """Compiles a function for arguments, or their `jax.ShapeDtypeStruct`s. Returns it, and the bytes of its temporary memory.
+def compiled_step(jitted: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int]:
+    """Compiles what `jax.jit` returns for arguments, or their `jax.ShapeDtypeStruct`s.
+
+    Returns the compiled function, and the bytes of its temporary memory.
 
     A function for which XLA itself finds too little memory needs twice the memory of the GPU.
 
@@ -64,7 +66,7 @@ def compiled_step(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[s
         RuntimeError: the backend does not report the memory of a program.
     """
     with no_collections():
-        lowered = jax.jit(fn).lower(*args)
+        lowered = jitted.lower(*args)
     try:
         compiled = lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:

@@ -20,6 +20,7 @@ from cavs._jaxpr.late_zeros import run_late
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
+from cavs._remat.masks import Bits, bits_of, compared_by_result, kept_bytes
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], "Kept"]  # from the inputs that are differentiated to what is kept
@@ -46,7 +47,8 @@ class Graph(Derivative):
     def of(cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names) -> "Graph":
         """Traces a flat function and its derivative. `stored` are places of arguments."""
         found = derivative(function, avals, diff)
-        return cls(**vars(found), diff=list(diff), stored=[found.invars[i] for i in stored], names=names)
+        traced: dict[str, Any] = vars(found) | {"forward": compared_by_result(found.forward)}
+        return cls(**traced, diff=list(diff), stored=[found.invars[i] for i in stored], names=names)
 
     @cached_property
     def costly(self) -> list[int]:
@@ -98,7 +100,7 @@ class Graph(Derivative):
             return of[i] if i in of else price_of(forward[i])
 
         def size(v: Var) -> float:  # of equal cuts, that of the fewest values
-            return bytes_of_var(v) + (0 if v in stored else _TINY)
+            return kept_bytes(v) + (0 if v in stored else _TINY)
 
         by_name = {"names": self.names, "named": self.named}
         keep = cheapest(
@@ -108,16 +110,17 @@ class Graph(Derivative):
 
     def plain(self) -> "Kept":
         """Returns what JAX keeps: everything that the backward reads."""
-        return self.keeping(tuple(v for v in self.needs if v not in self.free))
+        return self.keeping(tuple(v for v in self.needs if v not in self.free), in_bits=False)
 
     @memoized
-    def keeping(self, keep: tuple[Var, ...]) -> "Kept":
-        """Returns the plan of this graph that keeps the values `keep`: always the same object."""
+    def keeping(self, keep: tuple[Var, ...], in_bits: bool = True) -> "Kept":
+        """Returns the plan of this graph that keeps the values `keep`, masks as bits: always the same object."""
         again, used = needed(self.forward, self.needs, {*keep, *self.free})
         read = dict.fromkeys(v for v in used if v in self.free and v not in self.consts)
         results = {v for e in again for v in e.outvars}
         repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
-        return Kept(self, keep, list(read), again, repeated)
+        bits = {v: found for v in keep if in_bits and (found := bits_of(v)) is not None}
+        return Kept(self, keep, in_bits, bits, list(read), again, repeated)
 
     def saved(self, found: dict[str, Any] | None) -> "Kept":
         """Returns what `Kept.as_json` wrote.
@@ -130,7 +133,8 @@ class Graph(Derivative):
                 "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
                 "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
             )
-        return self.keeping(tuple(self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found["keep"]))
+        keep = (self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found["keep"])
+        return self.keeping(tuple(keep), found["in_bits"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +144,7 @@ class Kept:
     Attributes:
         graph: the graph.
         keep: those that cost memory.
+        in_bits: whether masks are kept in bits; `bits`: these masks.
         free: inputs that the backward reads, which exist anyway.
         again: the equations that run again.
         repeated: the costly ones among them, as places in `graph.costly`.
@@ -147,13 +152,38 @@ class Kept:
 
     graph: Graph
     keep: tuple[Var, ...]
+    in_bits: bool
+    bits: dict[Var, Bits]
     free: list[Var]
     again: list[Eqn]
     repeated: list[int]
 
     def bytes(self) -> int:
         """Returns the bytes of the kept values."""
-        return sum(map(bytes_of_var, self.keep))
+        return sum(bytes_of_var(self.as_kept(v)) for v in self.keep)
+
+    @property
+    def variables(self) -> list[Var]:
+        """The values from which the backward starts: `free`, and `keep` or their bits."""
+        return [*self.free, *map(self.as_kept, self.keep)]
+
+    def as_kept(self, v: Var) -> Var:
+        """Returns the variable of a kept value, or that of its bits."""
+        return self.bits[v].var if v in self.bits else v
+
+    def to_run(self) -> list[Eqn]:
+        """Returns the equations of the forward."""
+        graph = self.graph
+        eqns, _ = needed(graph.forward, [*graph.outs, *self.keep], {*graph.invars, *graph.consts})
+        made = [graph.invars, *(e.outvars for e in eqns)]
+        packs = [[e for v in of if v in self.bits for e in self.bits[v].pack] for of in made]
+        return [*packs[0], *(x for e, pack in zip(eqns, packs[1:], strict=True) for x in (e, *pack))]
+
+    def to_run_again(self, wanted: Sequence[Atom], have: set[Var]) -> tuple[list[Eqn], list[Var]]:
+        """Returns the equations that compute values of the forward from those that are there, and which of these they read."""
+        eqns, used = needed(self.graph.forward, wanted, {*have, *self.bits})
+        masks = [self.bits[v] for v in dict.fromkeys(used) if v not in have]
+        return [*(e for mask in masks for e in mask.unpack), *eqns], [*(v for v in used if v in have), *(m.var for m in masks)]
 
     def flops(self) -> float:
         """Returns the FLOPs of the costly equations that run again."""
@@ -163,16 +193,19 @@ class Kept:
         """Returns the equation and the number of each kept value (of inputs -1 and their number), and a mark of the graph."""
         places = {v: (-1, j) for j, v in enumerate(self.graph.invars)}
         places |= {v: (i, j) for i, e in enumerate(self.graph.forward) for j, v in enumerate(e.outvars)}
-        return {"graph": mark(self.graph.forward), "keep": [places[v] for v in self.keep]}
+        return {"graph": mark(self.graph.forward), "keep": [places[v] for v in self.keep], "in_bits": self.in_bits}
 
     def run_forward(self, args: Sequence[Any], late: bool) -> tuple[list[Any], list[Any]]:
         """Returns the results of the function and the values for the backward. `late`: see `run_late`."""
         graph = self.graph
         env = dict(zip(graph.invars, args, strict=True)) | graph.consts
-        eqns, _ = needed(graph.forward, [*graph.outs, *self.keep], set(env))
-        (run_late if late else run_equations)(eqns, env)
-        saved = [jax.device_put(env[v], jax.memory.Space.Host) if v in graph.offloaded else env[v] for v in self.keep]
-        return values(graph.outs, env), [*(env[v] for v in self.free), *saved]
+        (run_late if late else run_equations)(self.to_run(), env)
+        return values(graph.outs, env), self._moved(values(self.variables, env), jax.memory.Space.Host)
+
+    def _moved(self, saved: Sequence[Any], to: Any) -> list[Any]:
+        """Moves the values that are offloaded."""
+        pairs = zip((*self.free, *self.keep), saved, strict=True)
+        return [jax.device_put(x, to) if v in self.graph.offloaded else x for v, x in pairs]
 
     def pull_back(self, saved: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
@@ -181,10 +214,8 @@ class Kept:
         recomputed right before it. If `late`, a barrier ties them to the cotangent that the last costly equation computed.
         Without a barrier, XLA would recognise the forward's equations and keep their results.
         """
-        graph, variables = self.graph, (*self.free, *self.keep)
-        host = graph.offloaded
-        saved = [jax.device_put(x, jax.memory.Space.Device) if v in host else x for v, x in zip(variables, saved, strict=True)]
-        env: Env = graph.consts | dict(zip((*variables, *graph.seeds), (*saved, *cotangents), strict=True))
+        graph, saved = self.graph, self._moved(saved, jax.memory.Space.Device)
+        env: Env = graph.consts | dict(zip((*self.variables, *graph.seeds), (*saved, *cotangents), strict=True))
         tie = [v for v, x in zip(graph.seeds, cotangents, strict=True) if isinstance(x, jax.Array)]
         for i, stretch in enumerate(graph.stretches):
             made = {v for e in stretch for v in e.outvars}
@@ -214,7 +245,7 @@ class Kept:
         missing = [x for x in dict.fromkeys(filter(is_var, wanted)) if x not in env]
         if not missing:
             return
-        eqns, used = needed(self.graph.forward, missing, set(env))
+        eqns, used = self.to_run_again(missing, set(env))
         local = dict(env)
         # XLA does not fuse across a barrier. Small values have none, because XLA may as well keep them.
         if tie and _SMALL * sum(map(bytes_of_var, missing)) >= sum(map(bytes_of_var, tie)):

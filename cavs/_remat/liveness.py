@@ -10,7 +10,6 @@ from typing import Any, cast
 from jax.extend import core as jex
 
 from cavs._jaxpr.costs import CUMULATIVE, REDUCTIONS, bytes_of_var, is_costly
-from cavs._jaxpr.equations import needed
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import CALLS, Atom, Eqn, Jaxpr, Var, bodies_in, is_var, scan_parts
 from cavs._remat.graph import Kept
@@ -26,12 +25,12 @@ def estimated_peak(kept: Kept) -> int:
     """Returns the bytes of temporary memory of the forward and the backward of a function, inputs and results aside."""
     graph = kept.graph
     inputs = {*graph.invars, *graph.consts}
-    order, _ = needed(graph.forward, [*graph.outs, *kept.keep], inputs)
-    have = {*kept.keep, *kept.free, *graph.consts, *graph.seeds}
+    order = kept.to_run()
+    have = {*kept.variables, *graph.consts, *graph.seeds}
     names: dict[Var, Atom] = {}  # of what runs again
     for stretch in graph.stretches:
         have.update(v for e in stretch for v in e.outvars)
-        again, _ = needed(graph.forward, [x for e in stretch for x in e.invars if is_var(x) and x not in have], have)
+        again, _ = kept.to_run_again([x for e in stretch for x in e.invars if is_var(x) and x not in have], have)
         for e in again:
             results = [cast(Var, jex.Var(v.aval)) for v in e.outvars]
             order.append(_renamed(e, names, results))
@@ -39,7 +38,7 @@ def estimated_peak(kept: Kept) -> int:
             have.update(e.outvars)
         order += [_renamed(e, names, e.outvars) for e in stretch]
     outs = [*graph.outs, *graph.grads]
-    return _peak(order, outs, {v for v in kept.keep if v not in inputs}, {x for x in outs if is_var(x)})
+    return _peak(order, outs, {v for v in kept.variables if v not in inputs}, {x for x in outs if is_var(x)})
 
 
 def _renamed(e: Eqn, names: Mapping[Var, Atom], results: list[Var]) -> Eqn:

@@ -3,12 +3,15 @@
 Plans are ordered by an estimate of their memory; those that may be the answer are compiled.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import type_of, vjp_at
@@ -17,9 +20,10 @@ from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.names import Names
 from cavs._remat.blocks import fixed_values
 from cavs._remat.fit import MOST_COMPILED, compiled_step
-from cavs._remat.graph import Graph, Kept, with_derivative
+from cavs._remat.graph import Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
 from cavs._remat.loops import Planner, Price, Region, chunk_of
+from cavs._remat.rows import in_blocks_of_rows
 from cavs._run.manual_axes import devices
 
 Product = tuple[str, int]  # name of a graph, place among its costly equations
@@ -34,7 +38,7 @@ class Point:
     """One plan.
 
     Attributes:
-        kept: the values that the function itself keeps.
+        kept: the values that the function itself keeps. The memory depends on them alone: its loops keep what they keep.
         regions: also those that steps of its loops keep.
         chunks: see `Planner`.
         fixed: see `Planner`.
@@ -44,11 +48,6 @@ class Point:
     regions: dict[str, Region]
     chunks: dict[str, int]
     fixed: frozenset[Var] = frozenset()
-
-    @property
-    def key(self) -> tuple[Graph, tuple[Var, ...]]:
-        """What the memory depends on: the loops of a graph keep what they keep."""
-        return self.kept.graph, self.kept.keep
 
     @property
     def bytes(self) -> int:
@@ -79,9 +78,9 @@ class ParetoSearch:
     Attributes:
         names: what the user asks for by name.
         options: of the compiler.
-        plans: all that were traced, by their `key`.
+        plans: all that were traced, by what they keep.
         peaks: their estimated peaks.
-        compiled: the bytes of temporary memory of those that were compiled.
+        compiled: the bytes of temporary memory of those that were compiled; by `None` that of `jax.grad`.
         traced, bodies: see `Planner`.
     """
 
@@ -89,42 +88,56 @@ class ParetoSearch:
     diff: Sequence[int]
     names: Names = ()
     options: dict[str, Any] = field(default_factory=dict)
-    plans: dict[Any, Point] = field(default_factory=dict)
-    peaks: dict[Any, int] = field(default_factory=dict)
-    compiled: dict[Any, int] = field(default_factory=dict)
+    plans: dict[Kept, Point] = field(default_factory=dict)
+    peaks: dict[Kept, int] = field(default_factory=dict)
+    compiled: dict[Kept | None, int] = field(default_factory=dict)
     traced: dict[Any, Any] = field(default_factory=dict)
     bodies: list[Any] = field(default_factory=list)
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
         """Returns the plan at a price for running products again."""
-        return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed), fixed)
+        return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed))
 
     def saved(self, saved: dict[str, Any]) -> Point:
-        """Returns a saved plan. The plan `plain` has one graph."""
-        price = None if len(saved["regions"]) == 1 else lambda *_: None
+        """Returns a saved plan. In `plain` alone, masks are bytes."""
+        price = (lambda *_: None) if saved["regions"][""]["in_bits"] else None
         return self._planned(Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved))
 
-    def _planned(self, planner: Planner, fixed: frozenset[Var] = frozenset()) -> Point:
-        point = Point(planner.keep(self.closed, self.diff, ""), planner.regions, planner.chunks, fixed)
-        if point.key not in self.plans:
-            self.peaks[point.key] = estimated_peak(point.kept)
-        return self.plans.setdefault(point.key, point)
+    @functools.cached_property
+    def in_blocks(self) -> Any:
+        """The function, with the loss of its largest product by blocks of rows, if it has such a loss."""
+        return self.closed if devices()[0] else in_blocks_of_rows(self.closed)
 
-    def measure(self, point: Point) -> int:
+    def _planned(self, planner: Planner) -> Point:
+        closed = self.closed if planner.price is None else self.in_blocks
+        if closed is not self.in_blocks:
+            planner.traced = {}
+        point = Point(planner.keep(closed, self.diff, ""), planner.regions, planner.chunks, frozenset(planner.fixed))
+        if point.kept not in self.plans:
+            self.peaks[point.kept] = estimated_peak(point.kept)
+        return self.plans.setdefault(point.kept, point)
+
+    def measure(self, point: Point | None) -> int:
         """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
 
         Inside a `shard_map`, where a part of a program cannot be compiled alone, they are estimated.
+
+        Args:
+            point: the plan; `None` for the function as it is, with `jax.grad`.
         """
-        if point.key not in self.compiled:
-            planned, shapes = with_derivative(self.closed, lambda _: point.kept), list(map(type_of, self.closed.jaxpr.invars))
+        kept = None if point is None else point.kept
+        if devices()[0]:
+            return self.peaks[kept or self.plain().kept]
+        if kept not in self.compiled:
+            planned = jex.jaxpr_as_fun(self.closed) if kept is None else with_derivative(self.closed, lambda _: kept)
 
             def both(*args: Any) -> Any:
                 outs, pull_back = vjp_at(planned, args, self.diff)
                 return outs, pull_back([jnp.ones_like(x) for x in outs if is_float(x)])
 
-            size = self.peaks[point.key] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
-            self.compiled[point.key] = size
-        return self.compiled[point.key]
+            shapes = tuple(map(type_of, self.closed.jaxpr.invars))
+            self.compiled[kept] = compiled_step(jax.jit(both), shapes, self.options)[1]
+        return self.compiled[kept]
 
     def plain(self) -> Point:
         """Returns the plan of `jax.grad`."""
@@ -140,6 +153,11 @@ class ParetoSearch:
         At a price per FLOP, a minimum cut gives the best plan exactly, and every corner of the lower hull of (FLOPs, bytes)
         is the best plan at some price: the slope between two known corners finds the next one between them.
         """
+        return self._undominated(self._found)
+
+    @functools.cached_property
+    def _found(self) -> list[Point]:
+        """Plans without those that `_within` tries for one budget: the smallest one is the same for all budgets."""
         found = [self.plain(), self.cheap(), self.point(lambda name, k, flops: 0.0)]
         todo = [(found[1], found[2])]
         while todo and len(found) < _POINTS:
@@ -151,18 +169,18 @@ class ParetoSearch:
             if c.bytes + slope * c.flops < (a.bytes + slope * a.flops) * (1 - 1e-9):
                 found.append(c)
                 # If less is kept and more memory needed, what runs again fills it: blocks are better then, see below.
-                todo += [(a, c), (c, b)] if self.peaks[c.key] <= self.peaks[found[1].key] else []
+                todo += [(a, c), (c, b)] if self.peaks[c.kept] <= self.peaks[found[1].kept] else []
         if chunks := _chunks(found[1]):
             inside = {chunk_of(name) for name in chunks}
             found.append(self.point(lambda name, k, flops: flops * _FREE if name in inside else None, chunks))
         if len(found[1].regions) == 1:  # a function without loops
             found += [self.point(lambda name, k, flops: flops * _FREE, fixed=f) for f in fixed_values(found[1].kept.graph)]
-        return self._undominated(found)
+        return list({p.kept: p for p in found}.values())
 
     def _undominated(self, found: list[Point]) -> list[Point]:
         best: list[Point] = []
-        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p.key])):
-            if not best or self.peaks[point.key] < self.peaks[best[-1].key]:
+        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p.kept])):
+            if not best or self.peaks[point.kept] < self.peaks[best[-1].kept]:
                 if best and point.flops == best[-1].flops:
                     best.pop()
                 best.append(point)
@@ -178,9 +196,9 @@ class ParetoSearch:
             return point
         points = self.points()
         for _ in range(MOST_COMPILED - 1 - _SMALLEST):
-            ratio = self.measure(point) / max(self.peaks[point.key], 1)
+            ratio = self.measure(point) / max(self.peaks[point.kept], 1)
             point = self._within(points, budget / ratio)
-            if point is None or point.key in self.compiled:
+            if point is None or point.kept in self.compiled:
                 break
             if self.measure(point) <= budget and (best is None or point.flops < best.flops):
                 best = point
@@ -190,8 +208,7 @@ class ParetoSearch:
 
     def smallest(self) -> Point:
         """Returns the smallest of the plans that are estimated to be the smallest. Compiles at most `_SMALLEST`."""
-        self.points()
-        likely = sorted(self.plans.values(), key=lambda p: (self.peaks[p.key], p.flops))
+        likely = sorted(self._found, key=lambda p: (self.peaks[p.kept], p.flops))
         return min(likely[:_SMALLEST], key=lambda p: (self.measure(p), p.flops))
 
     def _within(self, points: Sequence[Point], budget: float) -> Point | None:
@@ -200,7 +217,7 @@ class ParetoSearch:
         Between two neighbours of `points`, the products that only the smaller one runs again are added one by one, those of
         the first layers first: equal layers are then split into some that run again and others that do not.
         """
-        first = next((i for i, p in enumerate(points) if self.peaks[p.key] <= budget), None)
+        first = next((i for i, p in enumerate(points) if self.peaks[p.kept] <= budget), None)
         if not first:
             return None if first is None else points[0]
         before, fits, chunks = points[first - 1].again(), points[first], points[first].chunks
@@ -211,7 +228,7 @@ class ParetoSearch:
         while high - low > 1:
             middle = (low + high) // 2
             point = self.point(_allowing({*before, *more[:middle]}), chunks, fits.fixed)
-            if self.peaks[point.key] <= budget:
+            if self.peaks[point.kept] <= budget:
                 high, fits = middle, min(point, fits, key=lambda p: p.flops)
             else:
                 low = middle

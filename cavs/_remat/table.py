@@ -30,11 +30,8 @@ class Plan:
     """The values that a derivative keeps from the forward pass, and those that it recomputes. Prints as a table.
 
     Attributes:
-        bytes: bytes that live from the forward to the backward.
+        bytes: bytes that live from the forward to the backward, modelled: XLA may keep others.
         plain_bytes: the same for `jax.grad`.
-        peak: bytes of temporary memory of the forward and the backward, arguments and results aside: as XLA allocates them if
-            there is a budget, estimated if not.
-        plain_peak: the same for `jax.grad`, estimated.
         flops: of the products that run twice.
         compiler_options: options for `jax.jit` with which a small step fits its budget, as of [`cavs.memory.BatchPlan`][].
     """
@@ -42,10 +39,17 @@ class Plan:
     def __init__(self, name: str, search: ParetoSearch, point: Point) -> None:
         self._name, self._search, self._point = name, search, point
         self.bytes, self.flops, self.compiler_options = point.bytes, point.flops, search.options
-        self._is_compiled = point.key in search.compiled
-        self.peak = (search.compiled if self._is_compiled else search.peaks)[point.key]
-        plain = search.plain()
-        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain.key]
+        self.plain_bytes = search.plain().bytes
+
+    @property
+    def peak(self) -> int:
+        """The bytes of temporary memory of forward and backward, as XLA allocates them; compiles, if there was no budget."""
+        return self._search.measure(self._point)
+
+    @property
+    def plain_peak(self) -> int:
+        """The same for `jax.grad`, which is compiled for it. Then the plan prints it, too."""
+        return self._search.measure(None)
 
     @property
     def floor(self) -> int:
@@ -53,8 +57,8 @@ class Plan:
         return self._search.measure(self._search.smallest())
 
     def frontier(self) -> list[tuple[int, float]]:
-        """Returns (estimated peak in bytes, FLOPs run twice) of plans, the fastest first."""
-        return [(self._search.peaks[p.key], p.flops) for p in self._search.points()]
+        """Returns (modelled peak in bytes, FLOPs run twice) of plans, the fastest first."""
+        return [(self._search.peaks[p.kept], p.flops) for p in self._search.points()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
@@ -80,8 +84,9 @@ class Plan:
     def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
         """Returns the values that a step of a loop keeps, as rows of `stacked`."""
         for region, v in inside:
-            n = len(stacked.aval.shape) - len(v.aval.shape)
-            if n > 0 and stacked.aval.shape[n:] == v.aval.shape and stacked.aval.dtype == v.aval.dtype:
+            one = region.kept.as_kept(v).aval
+            n = len(stacked.aval.shape) - len(one.shape)
+            if n > 0 and stacked.aval.shape[n:] == one.shape and stacked.aval.dtype == one.dtype:
                 if math.prod(stacked.aval.shape[:n]) == region.times:
                     return region, v
         return None
@@ -91,7 +96,8 @@ class Plan:
         eqn = next((e for e in region.kept.graph.forward if v in e.outvars), None)
         line = (source_line(eqn) if eqn is not None else region.line) or ""
         what = eqn.primitive.name if eqn is not None else "state of the loop"
-        return what, v.aval.str_short(short_dtypes=True), region.times, bytes_of_var(v), line
+        shape = v.aval.str_short(short_dtypes=True) + (" in bits" if v in region.kept.bits else "")
+        return what, shape, region.times, bytes_of_var(region.kept.as_kept(v)), line
 
     def repeated(self) -> list[tuple[str, float, str]]:
         """Returns the products that run twice: name, FLOPs, line."""
@@ -104,13 +110,13 @@ class Plan:
         return sorted(found, key=lambda x: -x[1])
 
     def __str__(self) -> str:
-        lines = [
-            f"The derivative of {self._name}: kept for the backward {text_of(self.bytes)} "
-            f"(jax.grad {text_of(self.plain_bytes)}), {'compiled' if self._is_compiled else 'estimated'} peak "
-            f"{text_of(self.peak)} (jax.grad, estimated: {text_of(self.plain_peak)})"
-        ]
+        # A saving is printed if both of its numbers were compiled: no model of XLA is good enough for it.
+        sizes, kept = self._search.compiled, self._point.kept
+        peak = f"{text_of(sizes[kept])} (compiled)" if kept in sizes else f"{text_of(self._search.peaks[kept])} (modelled)"
+        plain = f", of jax.grad {text_of(sizes[None])} (compiled)" if kept in sizes and None in sizes else ""
+        lines = [f"The derivative of {self._name}: peak {peak}{plain}, kept for the backward {text_of(self.bytes)} (modelled)"]
         rows = [(text_of(r.bytes), r.what, r.shape, f"{r.count} x {r.times}", _short(r.line)) for r in self.rows()]
-        lines += ["kept:", *columns([("bytes", "result of", "type", "times", "line"), *rows])]
+        lines += ["kept, modelled:", *columns([("bytes", "result of", "type", "times", "line"), *rows])]
         cheap = Counter(e.primitive.name for r in self._point.regions.values() for e in r.kept.again)
         lines += ["computed again: " + (", ".join(f"{n} {name}" for name, n in cheap.most_common()) or "nothing")]
         if self.flops:

@@ -18,11 +18,16 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._graphs.signatures import check_takes
 from cavs._jaxpr.mesh_types import varying
+from cavs._memory.divided import Loss
+from cavs._memory.divided_graphs import Collate
+from cavs._remat.bytes import bytes_of
+from cavs._remat.fit import compiler_options as compiler_options_of
 from cavs._schedule.schedule import Schedule
 from cavs._step.background import Background
 from cavs._step.concurrent_jit import Concurrent, in_turn
 from cavs._step.donated_state import DonatedState
 from cavs._step.host_memory import keeps_much, return_unused
+from cavs._step.step_in_budget import StepInBudget
 from cavs._step.xla_options import options_of
 from cavs.kernels import Target
 
@@ -315,13 +320,32 @@ def step(
 ) -> Callable[[Callable[[State, Any], tuple[State, Metrics]]], Step[State, Metrics]]: ...
 
 
+@overload
 def step(
-    fun: OneStep | None = None,
+    fun: None = None,
     /,
     *,
     unroll: int | None = None,
     donate: bool = True,
     compiler_options: Mapping[str, Any] | None = None,
+    memory: int | float | str,
+    loss: Loss,
+    collate: Collate = ...,
+    axis: Any = 0,
+) -> Callable[[Callable[[State, Any, Loss], tuple[State, Metrics]]], StepInBudget[State, Metrics]]: ...
+
+
+def step(
+    fun: Callable[..., tuple[PyTree, PyTree]] | None = None,
+    /,
+    *,
+    unroll: int | None = None,
+    donate: bool = True,
+    compiler_options: Mapping[str, Any] | None = None,
+    memory: int | float | str | None = None,
+    loss: Loss | None = None,
+    collate: Collate = lambda sample: sample.sched,
+    axis: Any = 0,
 ) -> Any:
     """Compiles the training step of one batch, to run over the batches of a [`cavs.data.Loader`][].
 
@@ -343,6 +367,19 @@ def step(
 
     While the first batches train, the programs for the other shapes of the epoch are compiled in the background.
 
+    With `memory`, the step takes what [`cavs.memory.plan`][] takes, graphs or arrays of any network, and computes the loss of a
+    batch in the fewest parts with which the compiled step, optimiser included, fits:
+
+    ```python
+    @cavs.data.step(memory="8GiB", loss=loss)                         # loss(params, (images, labels)), as for plan
+    def step(state, batch, loss):
+        value, grads = jax.value_and_grad(loss)(state[0], batch)
+        return update(state, grads), value
+
+    state, value = step(state, (images, labels))
+    print(step.plan(state, (images, labels)))                         # the parts, and the bytes of the compiled steps
+    ```
+
     With a mesh, `fun` runs on each device with the graphs of that device. The loss must cover the whole batch: write
     [`cavs.data.mean`][] for `jnp.mean`. Gradients of it are summed over the devices by JAX.
 
@@ -354,25 +391,38 @@ def step(
         donate: whether to update the state in place. A state that another function created is copied first, so it stays valid;
             one that the step returned is not valid after the next call.
         compiler_options: options of XLA, as for `jax.jit`, such as `plan.compiler_options` of [`cavs.memory.plan`][].
+        memory: the temporary memory of the step, as `budget` of [`cavs.memory.plan`][]. The first call with arrays of new
+            shapes, or with another number of graphs, compiles up to five steps: begin with the largest batch of graphs.
+        loss: with `memory`: `loss(params, batch)`, as in [`cavs.memory.plan`][]. `fun` gets it in parts, as its third argument.
+        collate, axis: with `memory`, as in [`cavs.memory.plan`][].
 
     Returns:
         `step(state, batches)`, which returns the new state and the metrics of all steps, with a leading axis of steps. A single
         batch, as a loader with `steps=1` yields it, gives metrics without this axis. Without `fun`, a decorator is returned.
 
     Raises:
-        TypeError: `fun` is no function of two arguments, or `compiler_options` no dict; or when called, an argument is
-            something else, `fun` does not return a state and metrics, or the state has other shapes or dtypes.
+        TypeError: `fun` is no function of two arguments (three with `memory`), or `compiler_options` no dict; or when called,
+            an argument is something else, `fun` does not return a state and metrics, or the state has other shapes or dtypes.
         ValueError: `unroll` is not an int >= 1; or when called on several devices, if the metrics or the new state differ
-            between them.
+            between them; or when called with `memory`, if the loss would not be the same in parts.
+        BudgetError: when called with `memory`, if the smallest step does not fit.
     """
     if fun is None:
-        return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options)
+        how = {"memory": memory, "loss": loss, "collate": collate, "axis": axis}
+        return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options, **how)
     if not callable(fun):
         raise TypeError(f"step: fun: got a {type(fun).__name__}; expected a function fun(state, batch). Write @cavs.data.step.")
-    check_takes("step: fun", fun, "state", "batch")
     if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
         raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
     if compiler_options is not None and not isinstance(compiler_options, Mapping):
         got = repr(compiler_options)
         raise TypeError(f"step: compiler_options: got {got}; expected a dict or None. Write compiler_options={{name: value}}.")
-    return Step(fun, unroll, donate, compiler_options)
+    if (memory is None) != (loss is None):
+        given, other = ("loss", "memory='2GiB'") if memory is None else ("memory", "loss=loss")
+        raise TypeError(f"step: {given}: got it alone; expected memory and loss together. Write {other}, too, or neither.")
+    check_takes("step: fun", fun, "state", "batch", *["loss"] * (loss is not None))
+    budget = bytes_of(memory, "step", "memory")
+    if budget is None or loss is None:
+        return Step(fun, unroll, donate, compiler_options)
+    options = compiler_options_of(budget) | dict(compiler_options or {})
+    return StepInBudget(fun, loss, budget, (collate, axis), lambda one: Step(one, unroll, donate, options))

@@ -1,0 +1,103 @@
+"""Masks, such as those of a ReLU or of dropout: what the backward keeps of them (Echo keeps one bit an element)."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.derivative import type_of
+from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, body_of, is_var, opened
+
+
+class Bits(NamedTuple):
+    """A kept mask, eight elements to a byte: the variable of the bytes, the equations that pack, and those that unpack."""
+
+    var: Var
+    pack: list[Eqn]
+    unpack: list[Eqn]
+
+
+def bits_of(mask: Var) -> Bits | None:
+    """Returns how a value is kept as bits; `None` if it is not a mask, or too small to gain from it."""
+    axis = _packed_axis(mask)
+    if axis is None:
+        return None
+    count, pack, unpack = mask.aval.shape[axis], list[Eqn](), list[Eqn]()
+    packing: Any = jax.make_jaxpr(lambda x: _packed(x, axis))(type_of(mask))
+    jaxpr, _ = opened(packing)
+    (bits,) = inlined(jaxpr, {jaxpr.invars[0]: mask}, pack)
+    unpacking: Any = jax.make_jaxpr(lambda x: jnp.unpackbits(x, axis, count) > 0)(type_of(bits))
+    jaxpr, _ = opened(unpacking)
+    inlined(jaxpr, {jaxpr.invars[0]: bits}, unpack)
+    unpack[-1] = unpack[-1].replace(outvars=[mask])
+    return Bits(cast(Var, bits), pack, unpack)
+
+
+def _packed(mask: jax.Array, axis: int) -> jax.Array:
+    """Returns what `jnp.packbits` does, which would add up integers of four bytes."""
+    rest, shape = -mask.shape[axis] % 8, mask.shape
+    mask = jnp.pad(mask, [(0, rest * (i == axis)) for i in range(mask.ndim)])
+    rows = mask.reshape(*shape[:axis], -1, 8, *shape[axis + 1 :]).astype(jnp.uint8)
+    shift = jnp.arange(7, -1, -1, dtype=jnp.uint8).reshape(8, *[1] * (mask.ndim - axis - 1))
+    return lax.reduce(rows << shift, np.uint8(0), lax.bitwise_or, [axis + 1])
+
+
+def kept_bytes(v: Var) -> int:
+    """Returns the bytes of a value that is kept."""
+    axis = _packed_axis(v)
+    return bytes_of_var(v) if axis is None else _packed_bytes(v, axis)
+
+
+def _packed_axis(v: Var) -> int | None:
+    """Returns the axis along which a mask has the fewest bytes, the last one of several; `None` if they are not fewer.
+
+    An axis that is divided among devices stays as it is, so that no bits move between them.
+    """
+    shape = getattr(v.aval, "shape", ())
+    if getattr(v.aval, "dtype", None) != jnp.bool_ or not shape:
+        return None
+    divided: Any = getattr(getattr(v.aval, "sharding", None), "spec", None) or [None] * len(shape)
+    whole = [i for i in reversed(range(len(shape))) if divided[i] is None]
+    axis = min(whole, key=lambda i: _packed_bytes(v, i), default=None)
+    return axis if axis is not None and _packed_bytes(v, axis) < bytes_of_var(v) else None
+
+
+def _packed_bytes(v: Var, axis: int) -> int:
+    count = v.aval.shape[axis]
+    return bytes_of_var(v) // max(count, 1) * -(-count // 8)
+
+
+def compared_by_result(eqns: Sequence[Eqn]) -> list[Eqn]:
+    """Lets comparisons `x > 0` read `max(x, 0)` in place of `x`. Both have the same result, also for NaN.
+
+    The product after a ReLU keeps what it reads, so its mask follows from that, and costs nothing.
+    """
+    rectified = {x: e for e in eqns if (x := _rectified(e)) is not None}
+    found: dict[int, Eqn] = {}
+    for e in eqns:
+        compared = [x for x in e.invars[:1] if e.primitive.name == "gt" and is_var(x) and _is_zero(e.invars[1])]
+        for relu in (rectified[x] for x in compared if x in rectified):
+            found[id(relu)] = relu  # before the comparison
+            e = e.replace(invars=[relu.outvars[0], e.invars[1]])
+        found[id(e)] = e
+    return list(found.values())
+
+
+def _rectified(eqn: Eqn) -> Var | None:
+    """Returns `x` if an equation computes `max(x, 0)`."""
+    if eqn.primitive.name == "custom_jvp_call":
+        body, inside = body_of(eqn)[0], list[Eqn]()
+        inlined(body, {}, inside)
+        x = _rectified(inside[0]) if len(inside) == 1 else None
+        return cast(Var, eqn.invars[body.invars.index(x)]) if x in body.invars and is_var(eqn.invars[0]) else None
+    is_limited = eqn.primitive.name == "max" and any(map(_is_zero, eqn.invars))
+    return next(filter(is_var, eqn.invars), None) if is_limited else None
+
+
+def _is_zero(x: Atom) -> bool:
+    return not is_var(x) and not x.aval.shape and x.val == 0

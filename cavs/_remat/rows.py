@@ -1,0 +1,284 @@
+"""The softmax over a vocabulary, a block of rows at a time: its logits are often the largest tensor of a network.
+
+From the logits to the loss, all equations treat the rows (tokens, sequences) alike, until a sum adds the rows up. So a loop
+over blocks of rows computes the loss. It computes the gradients, too, while the logits of a block are there: they are not kept,
+and their product does not run again.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.custom_rules import reverse_differentiable
+from cavs._jaxpr.equations import bind, depends, is_float, reads, run_equations, values
+from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var, opened
+from cavs._jaxpr.running_sums import run_and_add
+from cavs._stages.cotangents import instantiated
+from cavs.kernels import ELEMENTWISE
+
+_LARGE = 1 << 20  # bytes of logits that are worth a loop
+_ROWS = 512  # of a block, at least: for products of fewer, the sum of the weights' gradients would take most of the time
+_WIDE = 8  # other values are computed by blocks, too, if they have this share of the logits' bytes
+_CALLS = ("jit", "pjit", "closed_call", "core_call")
+_SHAPES = {  # parameters that contain shapes
+    "broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes", "slice": "limit_indices", "gather": "slice_sizes",
+}  # fmt: skip
+_REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_or", "reduce_and", "argmax", "argmin"}
+
+
+def in_blocks_of_rows(closed: Any) -> Any:
+    """Returns a closed jaxpr that computes the loss of its largest product by blocks of rows; the same one if it cannot."""
+    jaxpr, consts = opened(closed)
+    eqns: list[Eqn] = []
+    outs = inlined(jaxpr, {}, eqns, _CALLS)
+    head = largest_loss(eqns, outs) if jax.sharding.get_abstract_mesh().size <= 1 else None
+    if head is None:  # among several devices, each block would add up the gradients of weights
+        return closed
+
+    def function(*args: Any) -> list[Any]:
+        env: Env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+        run_equations([e for e in eqns if head.follow.isdisjoint(e.outvars)], env)
+        env.update(zip(head.sums, _summed(head)(*values([*head.shared, *head.rows], env)), strict=True))
+        run_equations(head.after, env)
+        return values(outs, env)
+
+    return jax.make_jaxpr(function)(*(v.aval for v in jaxpr.invars))
+
+
+@dataclass
+class RowLoss:
+    """Equations that run by blocks of rows.
+
+    Attributes:
+        count: the number of blocks.
+        size: the number of rows.
+        axis: for each value inside, and each of `rows`, its axis of rows. It may have several elements for each row.
+        eqns: the equations, in order; `after`: those that follow from the sums.
+        follow: all values that follow from the product.
+        sums: the results, sums over all rows; one of them is a float.
+        shared: the values that all blocks read.
+        rows: the values of which a block reads its rows.
+    """
+
+    count: int
+    size: int
+    axis: dict[Var, int]
+    eqns: list[Eqn]
+    after: list[Eqn]
+    follow: set[Var]
+    sums: list[Var]
+    shared: list[Var]
+    rows: list[Var]
+
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        """Returns the sums over one block, from the shared values and rows."""
+        env: Env = dict(zip([*self.shared, *self.rows], args, strict=True))
+        run_equations(self.eqns, env, lambda e, operands: bind(self._of_block(e), operands))
+        return values(self.sums, env)
+
+    def _of_block(self, eqn: Eqn) -> Eqn:
+        """Returns an equation for the rows of one block."""
+        name = _SHAPES.get(eqn.primitive.name)
+        axis = self.axis.get(cast(Var, eqn.invars[0] if name == "slice_sizes" else eqn.outvars[0]))
+        if name is None or axis is None or eqn.params[name][axis] == 1:
+            return eqn
+        shape = [n // self.count if i == axis else n for i, n in enumerate(eqn.params[name])]
+        return eqn.replace(params={**eqn.params, name: tuple(shape)})
+
+    def block(self, v: Var, x: Any) -> Any:
+        """Returns the rows of a value with a leading axis of blocks.
+
+        A block has every `count`-th row. If devices have consecutive rows each, all of them compute a part of each block.
+        """
+        axis, shape = self.axis[v], x.shape
+        x = x.reshape(*shape[:axis], self.size // self.count, self.count, -1, *shape[axis + 1 :])
+        return jnp.moveaxis(x, axis + 1, 0).reshape(self.count, *shape[:axis], -1, *shape[axis + 1 :])
+
+    def joined(self, v: Var, x: Any) -> Any:
+        """Undoes `block`."""
+        axis, shape = self.axis[v], v.aval.shape
+        x = x.reshape(self.count, *shape[:axis], self.size // self.count, -1, *shape[axis + 1 :])
+        return jnp.moveaxis(x, 0, axis + 1).reshape(shape)
+
+
+def largest_loss(eqns: list[Eqn], outs: Sequence[Atom]) -> RowLoss | None:
+    """Returns the equations from the largest product to sums over its rows; `None` if it is small or indivisible."""
+    products = [e for e in eqns if e.primitive.name == "dot_general" and is_float(e.outvars[0])]
+    product = max(products, key=lambda e: bytes_of_var(e.outvars[0]), default=None)
+    if product is None or any(e.effects for e in eqns) or bytes_of_var(logits := product.outvars[0]) < _LARGE:
+        return None
+    axes, shape = _operand_axes(product, 0), logits.aval.shape
+    weights = [bytes_of_var(x) for x, axis in zip(product.invars, axes or (), strict=False) if axis is None]
+    counts = [n for n in range(2, math.prod(shape[:-1]) // _ROWS + 1) if shape[0] % n == 0]
+    # Blocks need no less than the sum of the weights' gradients, to which each of them adds.
+    count = next((n for n in counts if bytes_of_var(logits) <= n * max(weights, default=0)), max(counts, default=None))
+    return None if not weights or count is None else _RowSearch(eqns, count, logits).head(product, outs)
+
+
+class _RowSearch:
+    """Finds the equations that follow from a product, and those that only they need for values as large."""
+
+    def __init__(self, eqns: list[Eqn], count: int, logits: Var):
+        self._eqns, self._count, self._bytes, self._rows = eqns, count, bytes_of_var(logits), logits.aval.shape[0]
+        self._made = {v: e for e in eqns for v in e.outvars}
+        self._axis: dict[Var, int] = {}
+        self._inside: set[int] = set()
+        self._sums: list[Var] = []
+
+    def head(self, product: Eqn, outs: Sequence[Atom]) -> RowLoss | None:
+        follow = depends(self._eqns, {product.outvars[0]})
+        self._axis[product.outvars[0]] = 0
+        for eqn in self._eqns:
+            if eqn is product or any(is_var(x) and x in self._axis and x in follow for x in eqn.invars):
+                if not self._add(eqn, follow):
+                    return None
+        inside = [e for e in self._eqns if id(e) in self._inside]
+        after = [e for e in self._eqns if id(e) not in self._inside and not follow.isdisjoint(e.outvars)]
+        made = {v for e in inside for v in e.outvars}
+        given = [v for v in dict.fromkeys(x for e in inside for x in e.invars if is_var(x)) if v not in made]
+        floats = [v.aval.shape for v in self._sums if is_float(v)]
+        if not (reads(after, outs) & made & follow).issubset(self._sums) or follow & {*given} or floats != [()]:
+            return None
+        shared, rows = ([v for v in given if (v in self._axis) == is_row] for is_row in (False, True))
+        return RowLoss(self._count, self._rows, self._axis, inside, after, follow, self._sums, shared, rows)
+
+    def _add(self, eqn: Eqn, follow: set[Var]) -> bool:
+        """Adds an equation that reads rows. Returns whether it treats all rows alike, or adds them up."""
+        (out,) = eqn.outvars if len(eqn.outvars) == 1 else (None,)
+        if out is None or any(is_var(x) and x in self._sums for x in eqn.invars):
+            return False
+        known = [self._axis.get(x) if is_var(x) and x in follow else None for x in eqn.invars]
+        if eqn.primitive.name == "reduce_sum" and known[0] in eqn.params["axes"]:
+            self._sums.append(out)
+            self._inside.add(id(eqn))
+            return True
+        for axis in [self._axis[out]] if out in self._axis else range(len(out.aval.shape)):
+            axes = _operand_axes(eqn, axis)
+            is_divided = not out.aval.shape[axis] % self._rows
+            if is_divided and axes is not None and all(k is None or k == a for k, a in zip(known, axes, strict=True)):
+                self._axis[out] = axis
+                self._inside.add(id(eqn))
+                return all(self._divide(x, a) for x, a in zip(eqn.invars, axes, strict=True) if a is not None)
+        return False
+
+    def _divide(self, x: Atom, axis: int) -> bool:
+        """Divides the rows of a value that equations inside read; computes it there if it is large. Returns whether it can."""
+        if not is_var(x):
+            return False
+        if x in self._axis or x.aval.shape[axis] % self._rows:
+            return self._axis.get(x) == axis
+        self._axis[x] = axis
+        eqn = self._made.get(x)
+        if eqn is None or _WIDE * bytes_of_var(x) < self._bytes or eqn.primitive.name not in ELEMENTWISE | {*_SHAPES}:
+            return True
+        axes = _operand_axes(eqn, axis)
+        if axes is None:
+            return True
+        self._inside.add(id(eqn))
+        return all(self._divide(y, a) for y, a in zip(eqn.invars, axes, strict=True) if a is not None)
+
+
+def _operand_axes(eqn: Eqn, axis: int) -> list[int | None] | None:
+    """Returns for each operand the axis that an axis of the result goes through, `None` if it does not read by rows.
+
+    `None` if the equation is not known to treat the elements along this axis alike.
+    """
+    name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
+    shapes = [x.aval.shape for x in eqn.invars]
+    if params.get("sharding") is not None or params.get("out_sharding") is not None:
+        return None
+    if name in ELEMENTWISE:
+        return [axis if s else None for s in shapes] if all(s in ((), shape) for s in shapes) else None
+    if name == "iota":
+        return [] if params["dimension"] != axis else None
+    if name == "broadcast_in_dim" and len(shapes) == 1:
+        at = params["broadcast_dimensions"].index(axis) if axis in params["broadcast_dimensions"] else None
+        return [None if at is None or shapes[0][at] != shape[axis] else at]
+    if name == "reshape":  # the elements of a row stay together
+        return [0] if axis == 0 and shapes[0] else None
+    if name == "slice":
+        whole = params["start_indices"][axis] == 0 and params["limit_indices"][axis] == shapes[0][axis]
+        return [axis] if whole and (params["strides"] is None or params["strides"][axis] == 1) else None
+    if name == "transpose":
+        return [params["permutation"][axis]]
+    if name in _REDUCTIONS or name == "squeeze":
+        gone = params["dimensions" if name == "squeeze" else "axes"]
+        return [[i for i in range(len(shapes[0])) if i not in gone][axis]]
+    if name == "gather":
+        numbers, of = params["dimension_numbers"], range(len(shapes[0]))
+        batch = numbers.operand_batching_dims
+        if axis in numbers.offset_dims:  # of a slice
+            at = [i for i in of if i not in (*numbers.collapsed_slice_dims, *batch)][numbers.offset_dims.index(axis)]
+            return [at, None] if params["slice_sizes"][at] == shapes[0][at] else None
+        at = axis - sum(i < axis for i in numbers.offset_dims)
+        return [batch[numbers.start_indices_batching_dims.index(at)], at] if at in numbers.start_indices_batching_dims else None
+    if name == "dot_general":
+        contracted, batch = params["dimension_numbers"]
+        if axis < len(batch[0]):
+            return [batch[0][axis], batch[1][axis]]
+        free = [(k, i) for k in (0, 1) for i in range(len(shapes[k])) if i not in (*contracted[k], *batch[k])]
+        operand, at = free[axis - len(batch[0])]
+        return [at if k == operand else None for k in (0, 1)]
+    return None
+
+
+def _summed(head: RowLoss) -> Any:
+    """Returns the sums as a function of the shared values and rows, whose derivative is computed along with them."""
+    shared = len(head.shared)
+
+    def loop(step: Any, totals: Any, args: Sequence[Any]) -> tuple[Any, Any]:
+        blocks = [head.block(v, x) for v, x in zip(head.rows, args[shared:], strict=True)]
+        return lax.scan(step, totals, blocks)
+
+    def zeros() -> list[jax.Array]:
+        return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in head.sums]
+
+    def plain(*args: Any) -> list[Any]:
+        def step(totals: Any, block: Any) -> tuple[Any, None]:
+            return [a + b for a, b in zip(totals, head.run([*args[:shared], *block]), strict=True)], None
+
+        return loop(step, zeros(), args)[0]
+
+    def forward(varied: Sequence[bool], *args: Any) -> tuple[list[Any], Any]:
+        places = [i for i, is_varied in enumerate(varied) if is_varied]
+        common, own = ([i for i in places if (i < shared) == is_shared] for is_shared in (True, False))
+
+        def one(*operands: Any) -> list[Any]:
+            def of(some: list[Any]) -> tuple[jax.Array, list[Any]]:
+                given = list(operands)
+                for i, x in zip([*common, *own], some, strict=True):
+                    given[i] = x
+                sums = head.run(given)
+                return next(x for x in sums if is_float(x)), sums
+
+            grads, sums = jax.grad(of, has_aux=True)([operands[i] for i in [*common, *own]])
+            return [*sums, *grads]
+
+        blocks = [jax.eval_shape(lambda x, v=v: head.block(v, x)[0], x) for v, x in zip(head.rows, args[shared:], strict=True)]
+        closed = jax.make_jaxpr(one)(*args[:shared], *blocks)
+
+        def step(totals: Any, block: Any) -> tuple[Any, list[Any]]:
+            return run_and_add(closed, [*args[:shared], *block], totals)
+
+        totals, stacks = loop(step, [*zeros(), *(jnp.zeros_like(args[i]) for i in common)], args)
+        grads = dict(zip(common, totals[len(head.sums) :], strict=True))
+        grads |= {i: head.joined(head.rows[i - shared], x) for i, x in zip(own, stacks, strict=True)}
+        return totals[: len(head.sums)], jax.tree_util.Partial(functools.partial(_scaled, len(args)), grads)
+
+    def backward(saved: Any, cotangents: Sequence[Any]) -> Any:
+        return saved(*instantiated([ct for ct, v in zip(cotangents, head.sums, strict=True) if is_float(v)]))
+
+    return reverse_differentiable(plain, forward, backward, "recompute")
+
+
+def _scaled(count: int, grads: dict[int, jax.Array], scale: jax.Array) -> tuple[jax.Array | None, ...]:
+    """Returns the cotangents of `count` arguments, some of which have gradients."""
+    return tuple(grads[i] * scale.astype(grads[i].dtype) if i in grads else None for i in range(count))
