@@ -222,7 +222,10 @@ IN_FORESTS = [
         (name, "forest")
         for name in ("BinaryTreeLSTM", "BinaryTreeLSTM, inputs everywhere", "NaryTreeLSTM", "NaryTreeLSTM of 3")
     ),
-    *((name, "forest") for name in ("ChildSumTreeLSTM", "TDLSTM", "twin states", "gathered twice", "lazy push")),
+    *(
+        (name, "forest")
+        for name in ("ChildSumTreeLSTM", "GlyphTreeLSTM", "TDLSTM", "twin states", "gathered twice", "lazy push")
+    ),
     ("RvNN", "forest of leaf and inner"),
     ("three kinds", "forest of three kinds"),
     *(

@@ -199,12 +199,14 @@ def product(g: Maker) -> Var:
 
 
 def shared(g: Maker) -> Var:
-    """Two or three rows times one weight, so that its gradient is one product."""
+    """Two or three rows times one weight, so that its gradient is one product; or the weight is added or scaled elsewhere, too."""
     x = g.pick(shape=1, where=lambda v: v.size > 0 and (not g.simple or v.shape == (g.widths[0],)))
     y, w = g.want(x.shape), g.param((x.size, x.size))
     b = 2 * (max(abs(x.lo), abs(x.hi)) + max(abs(y.lo), abs(y.hi)))
     forms = [f"{{0}} @ {w} + {{1}} @ {w}", f"jnp.tanh({{0}} @ {w}) * ({{1}} @ {w})", f"({{0}} @ {w} + {{1}} @ {w}) @ {w}"]
-    return g.emit(x.shape, g.choose(forms), [x, y], -2 * b, 2 * b)
+    if not g.simple:
+        forms += [f"{{0}} @ {w} + {w}[0] * {{1}}", f"({{0}}[:, None] * {w} + {w}).sum(0) + {{1}} @ {w}"]
+    return g.emit(x.shape, g.choose(forms), [x, y], -2 * b - 2, 2 * b + 2)
 
 
 def between_rows(g: Maker) -> Var:
