@@ -199,7 +199,7 @@ def product(g: Maker) -> Var:
 
 
 def shared(g: Maker) -> Var:
-    """Two or three rows times one weight, so that its gradient is one product; or the weight is added or scaled elsewhere, too."""
+    """Two or three rows times one weight, so that its gradient is one product; or the weight is added or scaled, too."""
     x = g.pick(shape=1, where=lambda v: v.size > 0 and (not g.simple or v.shape == (g.widths[0],)))
     y, w = g.want(x.shape), g.param((x.size, x.size))
     b = 2 * (max(abs(x.lo), abs(x.hi)) + max(abs(y.lo), abs(y.hi)))

@@ -1,13 +1,12 @@
 """Synchronisation of the threads of a thread block, of a cluster, and of a group of thread blocks."""
 
 import jax
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import gpu, scf
+from jax._src.lib.mlir.dialects import gpu
 from jax.experimental.mosaic.gpu import utils as mu
 
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, keep_polling, ptx, thread_index
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, poll, ptx, thread_index
 from cavs.kernels._mosaic.types import Context, MemRef, Scalar
-from cavs.kernels._mosaic.value import Value, compare, int32, int64, scalar
+from cavs.kernels._mosaic.value import int32, int64, scalar
 from cavs.kernels._program.arrays import Ref
 
 
@@ -50,24 +49,12 @@ def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: 
 
     @inline_mgpu(arg_types=(REF, SCALAR, SCALAR))
     def emit(ctx: Context, counters: MemRef, slot: Scalar, target: Scalar) -> None:
-        i32 = ir.IntegerType.get_signless(32)
         gpu.barrier()
         base = address(counters, 1)
         counter = base + int64(scalar(slot) * 128)
         with mu.when(thread_index() == 0):
             ptx("red.release.gpu.global.add.u32 [$0], $1;", [], counter, int32(1))
-            loop = scf.WhileOp([i32], [int32(0)])
-            before = loop.before.blocks.append(i32)
-            with ir.InsertionPoint.at_block_begin(before):
-                seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", i32, counter)
-                short = compare("ult", seen, scalar(target))
-                turn = Value(before.arguments[0])
-                scf.condition(short & keep_polling(base, turn, spins), [turn + 1])
-            after = loop.after.blocks.append(i32)
-            with ir.InsertionPoint.at_block_begin(after):
-                scf.yield_(after.arguments)
-            with mu.when(compare("ugt", Value(loop.results[0]), spins)):
-                ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], base, int32(1))
+            poll(counter, scalar(target), base, spins)
         gpu.barrier()
 
     emit(counters, slot, target)

@@ -149,6 +149,26 @@ def keep_polling(failed: GlobalAddress, turn: I32, spins: int) -> Predicate:
     return compare("ult", turn, spins) & hope
 
 
+def poll(counter: GlobalAddress, target: I32, failed: GlobalAddress, spins: int) -> None:
+    """Waits, in one thread, until a counter in global memory has at least a value; what was written before is then visible.
+
+    After `spins` unsuccessful polls the thread writes 1 at `failed` and goes on, so that no launch hangs.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    loop = scf.WhileOp([i32], [int32(0)])
+    before = loop.before.blocks.append(i32)
+    with ir.InsertionPoint.at_block_begin(before):
+        seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", i32, counter)
+        short = compare("ult", seen, target)
+        turn = Value(before.arguments[0])
+        scf.condition(short & keep_polling(failed, turn, spins), [turn + 1])
+    after = loop.after.blocks.append(i32)
+    with ir.InsertionPoint.at_block_begin(after):
+        scf.yield_(after.arguments)
+    with mu.when(compare("ugt", Value(loop.results[0]), spins)):
+        ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], failed, int32(1))
+
+
 def elements(tile: Tile, dtype: np.dtype, value: Callable[[I32, I32], Element]) -> Fragments:
     """Returns an array of the tile's shape whose element (i, j) is `value(i, j)`, in the layout of `tile_layout`."""
     layout, zero = mgpu.WGStridedFragLayout(tile.shape, 1), constant(mu.dtype_to_ir_type(dtype), 0)

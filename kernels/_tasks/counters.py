@@ -6,13 +6,11 @@ Each counter counts finished tasks. Counter 0 is a flag: a wait in vain sets it 
 from collections.abc import Sequence
 
 import jax
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import scf
 from jax.experimental.mosaic.gpu import utils as mu
 
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, keep_polling, ptx, thread_index
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, poll, ptx, thread_index
 from cavs.kernels._mosaic.types import Context, MemRef, Scalar
-from cavs.kernels._mosaic.value import Value, compare, int32, int64, scalar, select
+from cavs.kernels._mosaic.value import int32, int64, scalar, select
 from cavs.kernels._program.arrays import Ref
 
 SPINS = 1 << 24  # polls before a task gives up, some seconds
@@ -30,7 +28,6 @@ def wait(counters: Ref, needs: Sequence[tuple[jax.Array, jax.Array]]) -> None:
 
     @inline_mgpu(arg_types=(REF, [SCALAR] * len(needs), [SCALAR] * len(needs)))
     def emit(ctx: Context, counters: MemRef, which: list[Scalar], targets: list[Scalar]) -> None:
-        i32 = ir.IntegerType.get_signless(32)
         base, thread = address(counters, 1), thread_index() & 127
         warp = thread >> 5
         at, target = scalar(which[0]), scalar(targets[0])
@@ -38,17 +35,7 @@ def wait(counters: Ref, needs: Sequence[tuple[jax.Array, jax.Array]]) -> None:
             at, target = (select(warp == n, scalar(x[n]), old) for x, old in ((which, at), (targets, target)))
         counter = base + int64(at * 4)
         with mu.when((thread & 31 == 0) & (warp < len(needs))):
-            loop = scf.WhileOp([i32], [int32(0)])
-            before = loop.before.blocks.append(i32)
-            with ir.InsertionPoint.at_block_begin(before):
-                seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", i32, counter)
-                turn = Value(before.arguments[0])
-                scf.condition((seen < target) & keep_polling(base, turn, SPINS), [turn + 1])
-            after = loop.after.blocks.append(i32)
-            with ir.InsertionPoint.at_block_begin(after):
-                scf.yield_(after.arguments)
-            with mu.when(compare("ugt", Value(loop.results[0]), SPINS)):
-                ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], base, int32(1))
+            poll(counter, target, base, SPINS)
         mu.warpgroup_barrier()
         ptx("fence.proxy.async;", [])
 
