@@ -237,6 +237,21 @@ def test_a_tree_lstm_learns_to_read_glyphs() -> None:
     assert losses[-1] < -0.5 * np.sum(share * np.log(share))  # half of what is possible without reading glyphs
 
 
+def test_without_memory_for_measuring_xla_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def measured(*args: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(layouts, "_measured", measured)
+    monkeypatch.setattr(conv_module.persistent, "unsupported", lambda target: None)
+    layouts._records.cache_clear()
+    x, w = map(jnp.asarray, draw((1, 4, 4, 2, 2)))
+    np.testing.assert_allclose(cavs.conv(x, w, precision="highest"), direct(x, w, SAME), atol=1e-5)
+    assert "did not fit in the free memory" in cavs.explain_conv(x, w, precision="highest")
+    assert not list(tmp_path.rglob("*.json"))  # the next process measures again
+    layouts._records.cache_clear()
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the launch needs jax 0.11")
 def test_launches_are_marked_so_that_they_run_in_turn() -> None:
     sizes, pads = ODD["groups"]

@@ -83,6 +83,8 @@ def explain_conv(x: Any, w: Any, padding: Padding = "SAME", *, precision: Any = 
         return f"XLA's convolution: {why}."
     choice = _choice(x.shape, w.shape[3], pads)
     measured = ", ".join(f"{name} {us:.0f} us" for name, us in sorted(choice.times.items(), key=lambda pair: pair[1]))
+    if not choice.times:
+        return "XLA's convolution: the candidates could not be timed, as they did not fit in the free memory."
     if choice.layout is None:
         return f"XLA's convolution, which was fastest: {measured}."
     m = choice.layout.m

@@ -34,7 +34,7 @@ class ConvolutionChoice:
 
     Attributes:
         layout: The layout of the launch; `None` if XLA runs it.
-        times: Microseconds by candidate, as measured; empty if nothing was measured.
+        times: Microseconds by candidate, as measured; empty if they did not fit in the free memory.
     """
 
     layout: ConvolutionLayout | None
@@ -86,7 +86,12 @@ def choose(sizes: ConvolutionSizes, target: Target, run_xla: Callable[[jax.Array
     if key not in records:
         # In a thread of its own: this one may be tracing.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            records[key] = pool.submit(_measured, sizes, named, run_xla).result()
+            try:
+                records[key] = pool.submit(_measured, sizes, named, run_xla).result()
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                return ConvolutionChoice(None)
         _save(target.device_kind, records)
     times = records[key]
     return ConvolutionChoice(named.get(min(times, key=times.__getitem__)), times)
