@@ -15,7 +15,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     wanted = memory.tasks("cpu", TINY, ("budgets", "quarter"), ("tree_fc",))
     wanted = [task for task in wanted if task[1]["engine"] == "scan"]
-    wanted += memory.tasks("cpu", TINY, ("plans",), ("mlp", "elman"))
+    wanted += memory.tasks("cpu", TINY, ("plans",), ("mlp",))
     wanted.append(("budgets", wanted[0][1] | {"engine": "none such"}))
     return folder, memory.run("cpu", wanted, folder, tell=lambda text: None)
 
@@ -47,11 +47,10 @@ def test_a_quarter_of_the_memory_in_parts(measured):
 
 
 def test_other_programs_keep_their_budgets(measured):
-    _, (_, _, arrays, graphs, _) = measured
-    for record, count in ((arrays, 6), (graphs, 4)):
-        assert len(record["points"]) == count and record["refused"]
-        assert all(p["temp"] <= p["budget"] and 1 <= p["compilations"] <= 5 for p in record["points"])
-        assert record["points"][0]["parts"] == 1 < record["points"][3]["parts"]
+    _, (_, _, arrays, _) = measured
+    assert len(arrays["points"]) == 6 and arrays["refused"]
+    assert all(p["temp"] <= p["budget"] and 1 <= p["compilations"] <= 5 for p in arrays["points"])
+    assert arrays["points"][0]["parts"] == 1 < arrays["points"][3]["parts"]
 
 
 def test_tables_and_figures_follow_from_the_results(measured):
