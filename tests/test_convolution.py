@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import optax
 import pytest
 from jax import lax
 from jax._src.interpreters import partial_eval as pe
+from jax.sharding import Mesh, PartitionSpec
 
 import cavs
 from cavs._convolution import conv as conv_module, layouts
@@ -137,7 +139,7 @@ def test_errors_name_the_argument(name: str) -> None:
 
 
 @pytest.fixture
-def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Runs the logic of `conv` as on a Hopper GPU, with `staged` for the launch. Returns a record of what was asked."""
     asked: list[str] = []
     found = next(iter(layouts.candidates(ConvolutionSizes.of((2, 6, 6, 4), 4, SAME, 4, layouts.COLUMNS), H200).values()))
@@ -149,7 +151,9 @@ def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(conv_module, "convolve", lambda x, w, padding, layout: staged(x, w, padding, layout.m))
     monkeypatch.setattr(conv_module.layouts, "choose", choose)
     monkeypatch.setattr(conv_module.persistent, "unsupported", lambda target: None)
-    return asked
+    conv_module._one.clear_cache()  # what was traced before, with other functions
+    yield asked
+    conv_module._one.clear_cache()
 
 
 def test_conv_composes_with_transformations(as_on_a_card: list[str]) -> None:
@@ -176,6 +180,54 @@ def test_conv_composes_with_transformations(as_on_a_card: list[str]) -> None:
     assert "transformed filters would have 5," in cavs.explain_conv(*shapes, precision="highest")
     shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((900, 900, 900, 8), (3, 3, 8, 256)))
     assert "a launch at most 2,097,152; fewer images" in cavs.explain_conv(*shapes, precision="highest")
+
+
+def in_scan(f: Any, xs: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.scan(lambda total, x: (total + loss(f, x, w), None), 0.0, xs)[0]
+
+
+def in_shard_map(f: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    mesh, one, none = Mesh(np.array(jax.devices()[:1]), "d"), PartitionSpec("d"), PartitionSpec()
+    return jnp.sum(jax.shard_map(f, mesh=mesh, in_specs=(one, none), out_specs=one)(x, w) ** 2)
+
+
+NESTED: dict[str, Any] = {
+    "vmap of vmap of grad": lambda f, x, w: jax.vmap(jax.vmap(jax.grad(functools.partial(loss, f)), (0, None)), (0, None))(
+        x, w
+    ),
+    "grad of vmap of scan": lambda f, x, w: jax.grad(lambda w: jax.vmap(lambda xs: in_scan(f, xs, w))(x).sum())(w),
+    "grad of checkpoint of scan": lambda f, x, w: jax.grad(jax.checkpoint(lambda w: in_scan(f, x[0], w)))(w),
+    "map of grad": lambda f, x, w: lax.map(lambda x: jax.grad(functools.partial(loss, f), 1)(x, w), x[0]),
+    "grad of shard_map": lambda f, x, w: jax.grad(lambda w: in_shard_map(f, x[0, 0], w))(w),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_transformations_nest(as_on_a_card: list[str], name: str) -> None:
+    x, w = map(jnp.asarray, draw((12, 6, 6, 4, 4)))
+    x = x.reshape(2, 3, 2, 6, 6, 4)
+    got, expected = (
+        NESTED[name](f, x, w) for f in (functools.partial(cavs.conv, precision="highest"), functools.partial(direct, pads=SAME))
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
+    assert as_on_a_card
+
+
+def test_the_convolutions_of_all_leaves_run_as_one(as_on_a_card: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    program = cavs.vertex_programs.GlyphTreeLSTM(hidden=8, inputs=8, channels=2)
+    graphs, x, _ = formulas(5)
+    sched, params = cavs.schedule(graphs), program.init(jax.random.key(0))
+
+    def total(params: Any) -> jax.Array:
+        F = cavs.VertexFunction(program, state={"c": (8,), "h": (8,)}, arity=2)
+        return cavs.run(F, params, sched, x, select=sched.roots, engine="scan").sum()
+
+    plain = jax.value_and_grad(total)(params)
+    with jax.default_matmul_precision("highest"):
+        got = jax.value_and_grad(total)(params)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, plain)
+    leaves = sched.shape.leaves
+    assert any(asked == f"{sum(leaves)} x 8 x 8" for asked in as_on_a_card), as_on_a_card
 
 
 def test_a_choice_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

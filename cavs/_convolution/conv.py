@@ -34,6 +34,8 @@ def conv(
     size is traced, both are timed on the GPU, within some seconds, and the result is kept in `~/.cache/cavs`. Everything else
     runs by XLA. `explain_conv` says what runs.
 
+    Winograd's algorithm subtracts neighbouring pixels from each other: pixels near an infinity are NaN.
+
     Composes with `jax.jit`, `jax.grad`, `jax.vmap`, `jax.shard_map` and `jax.checkpoint`. Forward-mode derivatives (`jax.jvp`)
     need `algorithm="xla"`.
 

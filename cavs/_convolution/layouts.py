@@ -25,7 +25,7 @@ VERSION = 1  # of the records; raise it when the launch changes
 XLA = "xla"  # the record of a convolution that XLA runs fastest
 COLUMNS = 64  # the output channels of a product: more would not leave registers for the small terms' own sums
 STAGE_BYTES = 16 * 1024  # of a chunk of rows in shared memory
-RUNS, REPEATS = 5, 3  # of a measurement: its best of `REPEATS` means over `RUNS`
+RUNS, REPEATS = 5, 3  # of a measurement: the median of `REPEATS` means over `RUNS`
 
 
 @dataclasses.dataclass(frozen=True)
