@@ -20,7 +20,7 @@ import cavs
 from bench import device_time
 from cavs._convolution import conv as conv_module, layouts
 from cavs.kernels import ConvolutionSizes, Target, convolve
-from cavs.kernels._tasks.launch import convolve_in_stages
+from cavs.kernels._tasks.convolution import convolve_in_stages
 
 # K, C, and H = W: Table 2.
 LAYERS = {
@@ -69,7 +69,7 @@ def errors(channels: int, outputs: int, side: int) -> dict[str, float]:
         true = np.asarray(jax.jit(direct)(x.astype(np.float64), w.astype(np.float64)))
     found = {"direct": jax.jit(direct)(x, w)}
     for m in (4, 2):
-        s = ConvolutionSizes.of(x.shape, outputs, SAME, m, layouts.COLUMNS)
+        s = ConvolutionSizes.of(x.shape, outputs, SAME, m)
         layout = layouts.layout(s, min(4, s.groups), Target.here())
         found[f"F({m}x{m})"] = jax.jit(functools.partial(convolve, padding=SAME, layout=layout))(x, w)
     return {name: float(np.sqrt(np.mean((np.asarray(y, np.float64) - true) ** 2))) for name, y in found.items()}
@@ -112,7 +112,7 @@ def layer(name: str) -> dict[str, Any]:
     found |= of_torch(channels, outputs, side)
     choice = conv_module._choice(x.shape, outputs, SAME)
     best = min((n for n in choice.times if n != layouts.XLA), key=choice.times.__getitem__)
-    s = ConvolutionSizes.of(x.shape, outputs, SAME, 4, layouts.COLUMNS)
+    s = ConvolutionSizes.of(x.shape, outputs, SAME, 4)
     layout = layouts.candidates(s, Target.here())[best]
     found |= {"chosen": best if choice.layout else "XLA", "tried": choice.times}
     found["fused"] = in_launches(jax.jit(functools.partial(convolve, padding=SAME, layout=layout)), x, w)

@@ -72,12 +72,10 @@ from cavs.kernels._program.widths import (
     num_blocks as num_blocks,
     stored_dtype as stored_dtype,
 )
-from cavs.kernels._tasks.launch import (
-    ConvolutionLayout as ConvolutionLayout,
-    convolve as convolve,
-    too_large as too_large,
-)
+from cavs.kernels._tasks.convolution import convolve as convolve, too_large as too_large
+from cavs.kernels._tasks.filters_gradient import filters_gradient as filters_gradient, gradient_fits as gradient_fits
 from cavs.kernels._tasks.mapping import Distances as Distances
+from cavs.kernels._tasks.roles import ConvolutionLayout as ConvolutionLayout
 from cavs.kernels._tasks.winograd import ConvolutionSizes as ConvolutionSizes
 from cavs.kernels.persistent import checked as checked
 from cavs.kernels.precision import (

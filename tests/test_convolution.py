@@ -15,11 +15,11 @@ from jax._src.interpreters import partial_eval as pe
 from jax.sharding import Mesh, PartitionSpec
 
 import cavs
-from cavs._convolution import conv as conv_module, layouts
-from cavs.kernels import H200, ConvolutionSizes, Distances, Target, convolve
-from cavs.kernels._tasks.launch import convolve_in_stages, counts_of
+from cavs._convolution import choice as choice_module, conv as conv_module, layouts, primitives
+from cavs.kernels import H200, ConvolutionSizes, Distances, Target, convolve, filters_gradient
+from cavs.kernels._tasks.convolution import convolve_in_stages
 from cavs.kernels._tasks.mapping import FILTER, INPUT, OUTPUT, PRODUCT, TaskCounts, task_mapping
-from cavs.kernels._tasks.winograd import matrices, staged
+from cavs.kernels._tasks.winograd import matrices, staged, staged_gradient
 
 SAME = ((1, 1), (1, 1))
 ODD = {  # (N, H, W, C, K) and padding
@@ -69,7 +69,10 @@ def test_the_stages_equal_a_direct_convolution(m: int, name: str) -> None:
     sizes, pads = ODD[name]
     with jax.enable_x64(True):
         x, w = draw(sizes, np.float64)
+        y, of_w = jax.vjp(lambda w: direct(x, w, pads), w)
         np.testing.assert_allclose(staged(jnp.asarray(x), jnp.asarray(w), pads, m), in_float64(x, w, pads), atol=1e-11)
+        dy = jnp.asarray(np.random.default_rng(1).standard_normal(y.shape))
+        np.testing.assert_allclose(staged_gradient(jnp.asarray(x), dy, pads, m), of_w(dy)[0], atol=1e-10)
 
 
 @pytest.mark.parametrize("counts", [TaskCounts(3, 7, 2, 4, 3), TaskCounts(1, 20, 4, 16, 8), TaskCounts(2, 5, 1, 2, 1)])
@@ -95,8 +98,8 @@ def test_a_task_comes_after_those_it_needs_and_those_it_overwrites(counts: TaskC
 @pytest.mark.parametrize("name", ODD)
 def test_layouts_fit_the_chip(name: str) -> None:
     sizes, pads = ODD[name]
-    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, 4, layouts.COLUMNS)
-    for layout in layouts.candidates(s, H200).values():
+    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, 4)
+    for layout in (*layouts.of_convolution(s, H200).values(), *layouts.of_filters(s, H200).values()):
         copying, transforming, multiplying = layout.registers
         warpgroups = layout.transformers + 3
         # The registers that a launch begins with are all that its warpgroups can share.
@@ -104,8 +107,7 @@ def test_layouts_fit_the_chip(name: str) -> None:
         assert copying + layout.transformers * transforming + 2 * multiplying <= held
         assert layout.stages * (16 * 1024 + 3 * 64 * layout.columns) <= H200.shared_memory
         assert layout.blocks <= H200.multiprocessors
-        counts = counts_of(s, layout)
-        assert counts.inputs * layout.input_tiles == counts.outputs * layout.output_tiles == s.rows
+        assert layout.rows % layout.input_tiles == layout.rows % layout.output_tiles == 0
 
 
 def test_conv_is_a_convolution_on_any_device() -> None:
@@ -142,18 +144,21 @@ def test_errors_name_the_argument(name: str) -> None:
 def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Runs the logic of `conv` as on a Hopper GPU, with `staged` for the launch. Returns a record of what was asked."""
     asked: list[str] = []
-    found = next(iter(layouts.candidates(ConvolutionSizes.of((2, 6, 6, 4), 4, SAME, 4, layouts.COLUMNS), H200).values()))
+    found = next(iter(layouts.of_convolution(ConvolutionSizes.of((2, 6, 6, 4), 4, SAME, 4), H200).values()))
 
-    def choose(sizes: ConvolutionSizes, target: Target, run_xla: Any) -> layouts.ConvolutionChoice:
-        asked.append(f"{sizes.images} x {sizes.height} x {sizes.width}")
-        return layouts.ConvolutionChoice(found if sizes.height > 2 else None, {"a": 1.0, "xla": 2.0})
+    def choose(of: choice_module.Operation, sizes: ConvolutionSizes, target: Target) -> choice_module.ConvolutionChoice:
+        asked.append(f"{of.name} {sizes.images} x {sizes.height} x {sizes.width}")
+        return choice_module.ConvolutionChoice(found if sizes.height > 2 else None, {"a": 1.0, "xla": 2.0})
 
-    monkeypatch.setattr(conv_module, "convolve", lambda x, w, padding, layout: staged(x, w, padding, layout.m))
-    monkeypatch.setattr(conv_module.layouts, "choose", choose)
+    monkeypatch.setattr(primitives, "convolve", lambda x, w, padding, layout: staged(x, w, padding, layout.m))
+    monkeypatch.setattr(primitives, "filters_gradient", lambda x, dy, padding, of: staged_gradient(x, dy, padding, of.m))
+    monkeypatch.setattr(primitives, "choose", choose)
     monkeypatch.setattr(conv_module.persistent, "unsupported", lambda target: None)
-    conv_module._one.clear_cache()  # what was traced before, with other functions
+    for compiled in primitives.RUNNING.values():
+        compiled.clear_cache()  # what was traced before, with other functions
     yield asked
-    conv_module._one.clear_cache()
+    for compiled in primitives.RUNNING.values():
+        compiled.clear_cache()
 
 
 def test_conv_composes_with_transformations(as_on_a_card: list[str]) -> None:
@@ -166,13 +171,17 @@ def test_conv_composes_with_transformations(as_on_a_card: list[str]) -> None:
             jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4), got, expected)
         second = [jax.grad(lambda w, f=f: jnp.sum(jax.grad(functools.partial(loss, f))(x, w) ** 2))(w) for f in (ours, theirs)]
         np.testing.assert_allclose(*second, rtol=2e-3, atol=2e-3)
+        forward = [
+            jax.jvp(jax.grad(functools.partial(loss, f), (0, 1)), (x, w), (w[0, 0, 0, 0] * x, -w)) for f in (ours, theirs)
+        ]
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-3), *forward)
     xs, ws = jnp.stack([x, 2 * x, -x]), jnp.stack([w, w + 1, -w])
     for axes in ((0, None), (None, 0), (0, 0)):
         args = [a if axis == 0 else a[0] for a, axis in zip((xs, ws), axes, strict=True)]
         got = jax.vmap(jax.grad(lambda x, w: jnp.sum(conv(x, w) ** 2), (0, 1)), axes)(*args)
         expected = jax.vmap(jax.grad(lambda x, w: jnp.sum(direct(x, w, SAME) ** 2), (0, 1)), axes)(*args)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), got, expected)
-    assert "6 x 6 x 6" in as_on_a_card  # images of jax.vmap run as one batch
+    assert "convolution 6 x 6 x 6" in as_on_a_card  # images of jax.vmap run as one batch
     assert "Winograd's algorithm F(4x4,3x3)" in cavs.explain_conv(x, w, precision="highest")
     assert "XLA's convolution, which was fastest" in cavs.explain_conv(x[:, :2], w, precision="highest")
     assert 'write precision="highest"' in cavs.explain_conv(x, w)
@@ -227,24 +236,26 @@ def test_the_convolutions_of_all_leaves_run_as_one(as_on_a_card: list[str], monk
         got = jax.value_and_grad(total)(params)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, plain)
     leaves = sched.shape.leaves
-    assert any(asked == f"{sum(leaves)} x 8 x 8" for asked in as_on_a_card), as_on_a_card
+    assert any(asked == f"convolution {sum(leaves)} x 8 x 8" for asked in as_on_a_card), as_on_a_card
 
 
 def test_a_choice_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(layouts, "convolve", lambda x, w, padding, layout: staged(x, w, padding, layout.m))
+    monkeypatch.setattr(primitives, "convolve", lambda x, w, padding, layout: staged(x, w, padding, layout.m))
+    monkeypatch.setattr(primitives, "filters_gradient", lambda x, dy, padding, of: staged_gradient(x, dy, padding, of.m))
     measured = itertools.count()
-    monkeypatch.setattr(layouts, "_microseconds", lambda *args: 100.0 - next(measured))
-    layouts._records.cache_clear()
+    monkeypatch.setattr(choice_module, "_microseconds", lambda *args: 100.0 - next(measured))
+    choice_module._records.cache_clear()
     sizes, target = ConvolutionSizes.of((1, 4, 4, 2), 2, SAME, 4), Target("gpu", "a card", "9.0")
     choices = []
-    for _ in range(2):
-        choices.append(layouts.choose(sizes, target, functools.partial(direct, pads=SAME)))
-        layouts._records.cache_clear()  # as in the next process
-    assert choices[0].times == choices[1].times and choices[0].layout == choices[1].layout is not None
-    assert next(measured) == len(choices[0].times) > 1
+    for operation in (primitives.CONVOLUTION, primitives.FILTERS) * 2:
+        choices.append(choice_module.choose(operation, sizes, target))
+        choice_module._records.cache_clear()  # as in the next process
+    for first, second in (choices[::2], choices[1::2]):
+        assert first.times == second.times and first.layout == second.layout is not None
+    assert next(measured) == len(choices[0].times) + len(choices[1].times)
     assert (tmp_path / "cavs" / "convolutions-a-card.json").exists()
-    layouts._records.cache_clear()
+    choice_module._records.cache_clear()
 
 
 # Glyphs of 0 to 3, five rows of three pixels each.
@@ -294,20 +305,20 @@ def test_without_memory_for_measuring_xla_runs(monkeypatch: pytest.MonkeyPatch, 
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(layouts, "_measured", measured)
+    monkeypatch.setattr(choice_module, "_measured", measured)
     monkeypatch.setattr(conv_module.persistent, "unsupported", lambda target: None)
-    layouts._records.cache_clear()
+    choice_module._records.cache_clear()
     x, w = map(jnp.asarray, draw((1, 4, 4, 2, 2)))
     np.testing.assert_allclose(cavs.conv(x, w, precision="highest"), direct(x, w, SAME), atol=1e-5)
     assert "did not fit in the free memory" in cavs.explain_conv(x, w, precision="highest")
     assert not list(tmp_path.rglob("*.json"))  # the next process measures again
-    layouts._records.cache_clear()
+    choice_module._records.cache_clear()
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the launch needs jax 0.11")
 def test_launches_are_marked_so_that_they_run_in_turn() -> None:
     sizes, pads = ODD["groups"]
-    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, 4, layouts.COLUMNS)
+    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, 4)
     layout = layouts.layout(s, 4, H200)
     traced = jax.make_jaxpr(jax.jit(functools.partial(convolve, padding=pads, layout=layout)))(*draw(sizes))
     kept, _ = pe.dce_jaxpr(traced.jaxpr.eqns[0].params["jaxpr"].jaxpr, [True])
@@ -320,7 +331,7 @@ def test_launches_are_marked_so_that_they_run_in_turn() -> None:
 def test_the_launch_equals_a_direct_convolution_on_the_card(m: int, name: str) -> None:
     sizes, pads = ODD[name]
     x, w = draw(sizes)
-    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, m, layouts.COLUMNS)
+    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, m)
     true = in_float64(x, w, pads)
 
     def error(y: jax.Array) -> float:
@@ -334,6 +345,29 @@ def test_the_launch_equals_a_direct_convolution_on_the_card(m: int, name: str) -
         assert (np.asarray(run(x, w)) == np.asarray(y)).all()  # bit for bit
     apart = jax.jit(functools.partial(convolve_in_stages, padding=pads, layout=layout))(x, w)
     np.testing.assert_array_equal(apart, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_gradient_with_respect_to_filters_on_the_card(m: int, name: str) -> None:
+    sizes, pads = ODD[name]
+    x, w = draw(sizes)
+    s = ConvolutionSizes.of(sizes[:4], sizes[4], pads, m)
+    dy = np.random.default_rng(1).standard_normal((s.images, s.out_height, s.out_width, s.outputs)).astype(np.float32)
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        true = np.asarray(primitives.filters_by_xla(jnp.asarray(x, float), jnp.asarray(dy, float), pads))
+
+    def error(dw: jax.Array) -> float:
+        return float(np.sqrt(np.mean((np.asarray(dw, np.float64) - true) ** 2)))
+
+    plain = error(jax.jit(functools.partial(primitives.filters_by_xla, pads=pads))(x, dy))
+    for found in layouts.of_filters(s, Target.here()).values():
+        if found.m == m:
+            run = jax.jit(functools.partial(filters_gradient, padding=pads, layout=found))
+            dw = run(x, dy)
+            assert error(dw) <= {2: 1.5, 4: 4}[m] * max(plain, 2e-7 * np.abs(true).max())
+            assert (np.asarray(run(x, dy)) == np.asarray(dw)).all()  # bit for bit
 
 
 @pytest.mark.gpu
@@ -353,10 +387,10 @@ def test_gradients_of_conv_on_the_card() -> None:
 @pytest.mark.gpu
 def test_what_is_fastest_is_measured_on_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    layouts._records.cache_clear()
+    choice_module._records.cache_clear()
     x, w = map(jnp.asarray, draw((8, 14, 14, 64, 64)))
     y = jax.jit(functools.partial(cavs.conv, precision="highest"))(x, w)
     np.testing.assert_allclose(y, direct(x, w, SAME), rtol=1e-3, atol=1e-3)
     said = cavs.explain_conv(x, w, precision="highest")
     assert "xla" in said and "F(4x4,3x3), M=4" in said
-    layouts._records.cache_clear()
+    choice_module._records.cache_clear()

@@ -1,21 +1,19 @@
 """`conv`: convolutions with filters of 3 x 3, by Winograd's algorithm as tasks of one launch where that is fastest."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from cavs._convolution import layouts
-from cavs.kernels import ConvolutionSizes, Target, convolve, persistent, too_large
+from cavs._convolution import primitives
+from cavs._convolution.choice import ConvolutionChoice
+from cavs._convolution.primitives import Pads
+from cavs.kernels import ConvolutionSizes, Target, persistent, too_large
 
 Padding: TypeAlias = Literal["SAME", "VALID"] | Sequence[tuple[int, int]]
-Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 Algorithm: TypeAlias = Literal["xla", "winograd"] | None
 ALGORITHMS = (None, "xla", "winograd")
-DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
 def conv(
@@ -36,8 +34,8 @@ def conv(
 
     Winograd's algorithm subtracts neighbouring pixels from each other: pixels near an infinity are NaN.
 
-    Composes with `jax.jit`, `jax.grad`, `jax.vmap`, `jax.shard_map` and `jax.checkpoint`. Forward-mode derivatives (`jax.jvp`)
-    need `algorithm="xla"`.
+    Composes with `jax.jit`, `jax.grad`, `jax.jvp`, `jax.vmap`, `jax.shard_map` and `jax.checkpoint`. Derivatives run by
+    Winograd's algorithm, too, each where it is faster.
 
     Args:
         x: float[N, H, W, C], the images.
@@ -64,12 +62,12 @@ def conv(
     if algorithm == "winograd" and why:
         raise ValueError(f'conv: algorithm: got "winograd", but {why}. Write algorithm=None.')
     if algorithm == "xla" or why:
-        return _xla(x, w, pads, precision)
-    return _convolved(x, w, pads, algorithm == "winograd")
+        return primitives.by_xla(x, w, pads, precision)
+    return primitives.conv(x, w, pads, algorithm == "winograd")
 
 
 def explain_conv(x: Any, w: Any, padding: Padding = "SAME", *, precision: Any = None) -> str:
-    """Returns which algorithm runs `conv` for arrays of these shapes, and why.
+    """Returns which algorithm runs `conv` for arrays of these shapes, and its gradient with respect to the filters, and why.
 
     Args:
         x: The images: an array or a `jax.ShapeDtypeStruct`.
@@ -83,74 +81,18 @@ def explain_conv(x: Any, w: Any, padding: Padding = "SAME", *, precision: Any = 
     why = _unfit(x, w, pads, precision)
     if why:
         return f"XLA's convolution: {why}."
-    choice = _choice(x.shape, w.shape[3], pads)
-    measured = ", ".join(f"{name} {us:.0f} us" for name, us in sorted(choice.times.items(), key=lambda pair: pair[1]))
+    named = (("", primitives.CONVOLUTION), ("\nGradient with respect to w: ", primitives.FILTERS))
+    return "".join(text + _explained(primitives.chosen(of, x.shape, w.shape[3], pads)) for text, of in named)
+
+
+def _explained(choice: ConvolutionChoice) -> str:
     if not choice.times:
         return "XLA's convolution: the candidates could not be timed, as they did not fit in the free memory."
+    measured = ", ".join(f"{name} {us:.0f} us" for name, us in sorted(choice.times.items(), key=lambda pair: pair[1]))
     if choice.layout is None:
         return f"XLA's convolution, which was fastest: {measured}."
     m = choice.layout.m
     return f"Winograd's algorithm F({m}x{m},3x3), its stages as tasks of one launch. Measured: {measured}."
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _convolved(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> jax.Array:
-    return _one(x, w, pads, forced)
-
-
-def _forward(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _convolved(x, w, pads, forced), (x, w)
-
-
-def _backward(pads: Pads, forced: bool, kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[Any, Any]:
-    x, w = kept
-    # With respect to x: a convolution with the filters turned round, as wide as x.
-    turned = jnp.flip(w, (0, 1)).swapaxes(2, 3)
-    back = tuple((2 - low, 2 - high) for low, high in pads)
-    if min(map(min, back)) < 0:
-        _, dx_of = jax.vjp(lambda x: _xla(x, w, pads, lax.Precision.HIGHEST), x)
-        (dx,) = dx_of(dy)
-    else:
-        dx = _convolved(dy, turned, back, forced)
-    _, dw_of = jax.vjp(lambda w: _xla(x, w, pads, lax.Precision.HIGHEST), w)
-    (dw,) = dw_of(dy)
-    return dx, dw
-
-
-_convolved.defvjp(_forward, _backward)
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))  # traced once for each size, also outside of `jax.jit`
-def _one(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> jax.Array:
-    """Runs one convolution, batched by `jax.vmap` if need be."""
-
-    @jax.custom_batching.custom_vmap
-    def run(x: jax.Array, w: jax.Array) -> jax.Array:
-        if forced:
-            sizes = ConvolutionSizes.of(x.shape, w.shape[3], pads, 4, layouts.COLUMNS)
-            layout = next(iter(layouts.candidates(sizes, Target.here()).values()), None)
-        else:
-            layout = _choice(x.shape, w.shape[3], pads).layout
-        return _xla(x, w, pads, lax.Precision.HIGHEST) if layout is None else convolve(x, w, pads, layout)
-
-    @run.def_vmap
-    def batches(size: int, batched: list[bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, bool]:
-        if batched[1]:  # filters of their own for each: one launch after another
-            whole = lambda a, of: a if of else jnp.broadcast_to(a, (size, *a.shape))  # noqa: E731
-            return lax.map(lambda pair: run(*pair), (whole(x, batched[0]), w)), True
-        y = run(x.reshape(-1, *x.shape[2:]), w)
-        return y.reshape(size, -1, *y.shape[1:]), True
-
-    return run(x, w)
-
-
-def _choice(shape: tuple[int, ...], outputs: int, pads: Pads) -> layouts.ConvolutionChoice:
-    sizes = ConvolutionSizes.of(shape, outputs, pads, 4, layouts.COLUMNS)
-    return layouts.choose(sizes, Target.here(), lambda x, w: _xla(x, w, pads, lax.Precision.HIGHEST))
-
-
-def _xla(x: jax.Array, w: jax.Array, pads: Pads, precision: Any) -> jax.Array:
-    return lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=DIMENSIONS, precision=precision)
 
 
 def _unfit(x: Any, w: Any, pads: Pads, precision: Any) -> str | None:
@@ -164,7 +106,7 @@ def _unfit(x: Any, w: Any, pads: Pads, precision: Any) -> str | None:
     out = [side + sum(pad) - 2 for side, pad in zip(x.shape[1:3], pads, strict=True)]
     if min(map(min, pads)) < 0 or min(*out, *x.shape, *w.shape) < 1:
         return "there is nothing to compute, or a padding is negative"
-    if why := too_large(ConvolutionSizes.of(x.shape, w.shape[3], pads, 4, layouts.COLUMNS)):
+    if why := too_large(ConvolutionSizes.of(x.shape, w.shape[3], pads, 4)):
         return why
     return persistent.unsupported(Target.here())
 

@@ -12,16 +12,28 @@ CUMULATIVE = {"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"}
 # Never run again unless a budget asks for it. The list follows Echo's compute-heavy operators; random bits cost about a
 # hundred integer operations an element, so a mask of one byte is stored instead.
 _COSTLY = {
-    *CUMULATIVE, "conv_general_dilated", "cond", "custom_vjp_call", "dot_general", "fft", "pallas_call", "ragged_dot",
-    "ragged_dot_general", "random_bits", "random_gamma_p", "reduce_window", "scan", "scatter", "scatter-add", "sort",
-    "threefry2x32", "top_k", "while", "custom_call", "ffi_call", "native_call", "shard_map", "custom_partitioning",
+    *CUMULATIVE, "cavs_conv", "cavs_conv_filters", "conv_general_dilated", "cond", "custom_vjp_call", "dot_general", "fft",
+    "pallas_call", "ragged_dot", "ragged_dot_general", "random_bits", "random_gamma_p", "reduce_window", "scan", "scatter",
+    "scatter-add", "sort", "threefry2x32", "top_k", "while", "custom_call", "ffi_call", "native_call", "shard_map",
+    "custom_partitioning",
 }  # fmt: skip
 # In F these do not run again unless the caller allows it: they cost more than storing their results. Unlike in a function that
 # runs once, random bits are not among them: a level computes them in registers.
 _COSTLY_IN_F = {
-    "dot_general", "conv_general_dilated", "scan", "while", "cond", "custom_vjp_call", "sort", "reduce_children_max",
+    "cavs_conv", "cavs_conv_filters", "dot_general", "conv_general_dilated", "scan", "while", "cond", "custom_vjp_call", "sort",
+    "reduce_children_max",
 }  # fmt: skip
-_PRODUCTS = {"conv_general_dilated", "dot_general", "pallas_call", "ragged_dot", "ragged_dot_general", "scan", "while"}
+_CONVOLUTIONS = {"cavs_conv", "cavs_conv_filters"}  # `cavs.conv`
+_PRODUCTS = {
+    *_CONVOLUTIONS,
+    "conv_general_dilated",
+    "dot_general",
+    "pallas_call",
+    "ragged_dot",
+    "ragged_dot_general",
+    "scan",
+    "while",
+}
 _LINEAR_ALGEBRA = {"cholesky", "eig", "eigh", "lu", "qr", "geqrf", "svd", "triangular_solve", "schur", "householder_product"}
 _RANDOM = {"random_bits", "threefry2x32"}
 _RANDOM_FLOPS = 100
@@ -75,6 +87,9 @@ def flops_of(eqn: Eqn) -> float:
     if name == "conv_general_dilated":
         kernel = eqn.invars[1].aval.shape
         return 2.0 * out * math.prod(kernel) / kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+    if name in _CONVOLUTIONS:
+        pixels = eqn.outvars[0] if name == "cavs_conv" else eqn.invars[1]
+        return 18.0 * math.prod(pixels.aval.shape) * eqn.invars[0].aval.shape[3]
     if name in _RANDOM:
         return float(_RANDOM_FLOPS * out)
     if name in _LINEAR_ALGEBRA:

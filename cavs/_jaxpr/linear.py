@@ -14,7 +14,7 @@ _TOGETHER = frozenset(
     "convert_element_type reduce_precision copy copy_p real imag conj complex pad optimization_barrier reduce_window_sum fft "
     "scatter scatter-add scatter_add dynamic_update_slice pvary stack unstack".split()
 )
-_PRODUCTS = frozenset("mul dot_general conv_general_dilated".split())
+_PRODUCTS = frozenset("mul dot_general conv_general_dilated cavs_conv cavs_conv_filters".split())
 _IN_FIRST = frozenset("div gather dynamic_slice".split())
 _IN_OTHERS = frozenset("select_n triangular_solve".split())  # in all operands but the first one
 CALLED = (*CALLS, "checkpoint", "remat2", "core_call")

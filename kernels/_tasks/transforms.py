@@ -158,6 +158,60 @@ def transform_output(
     emit(products, y, counters, group, number, slot)
 
 
+def transform_gradient(
+    sizes: ConvolutionSizes, tiles: int, parts: int, dy: Ref, d: Ref, group: jax.Array, number: jax.Array, slot: jax.Array
+) -> None:
+    """Runs an INPUT task of the gradient with respect to the filters: D = A dY A^T, split in bfloat16 terms.
+
+    Args:
+        sizes: The sizes of the convolution.
+        tiles: The tiles of a task.
+        parts: In how many bfloat16 terms each element is split.
+        dy: float32 of shape (N, H', W', K).
+        d: bfloat16 of shape (slots * positions * parts * rows, padded K).
+        group: int32: the group of tiles.
+        number: int32: the number of the task in the group.
+        slot: int32: where the group is in `d`.
+    """
+    pairs, size = sizes.padded_outputs // 2, sizes.m + 2
+    a = matrices(sizes.m)[0].T
+
+    @inline_mgpu(arg_types=(REF, REF, SCALAR, SCALAR, SCALAR))
+    def emit(ctx: Context, dy: MemRef, d: MemRef, group: Scalar, number: Scalar, slot: Scalar) -> None:
+        reads, writes = address(dy, 1), address(d, 1)
+
+        def item(i: I32) -> None:
+            row, k = scalar(number) * tiles + i // pairs, i % pairs * 2
+            n, top, left, present = _tile(sizes, scalar(group) * sizes.rows + row)
+            start = ((int64(n) * sizes.out_height + int64(top)) * sizes.out_width + int64(left)) * sizes.outputs + int64(k)
+            down = [present & _within(top + h, sizes.out_height) for h in range(sizes.m)]
+            across = [_within(left + j, sizes.out_width) for j in range(sizes.m)]
+
+            def load(h: int, j: int) -> list[F32]:
+                below, inside = 4 * (h * sizes.out_width + j) * sizes.outputs, down[h] & across[j]
+                if sizes.outputs % 2 == 0:
+                    return _load(reads + start * 4, below, inside & (k < sizes.outputs), 2)
+                there = [inside & (k + n < sizes.outputs) for n in range(2)]
+                return [_load(reads + (start + n) * 4, below, there[n], 1)[0] for n in range(2)]
+
+            loaded = [[load(h, j) for j in range(sizes.m)] for h in range(sizes.m)]
+            first = int64(scalar(slot) * (sizes.positions * parts * sizes.rows) + row)
+            at = writes + (first * sizes.padded_outputs + int64(k)) * 2
+            for y in range(size):  # one row after another, which needs fewer registers
+                rows_ = [[_times(a[y : y + 1], [r[j][n] for r in loaded])[0] for j in range(sizes.m)] for n in range(2)]
+                both = [_times(a, row_) for row_ in rows_]
+                for x in range(size):
+                    pair = [values[x] for values in both]
+                    for part in range(parts):
+                        packed, pair = _rounded(pair)
+                        below = ((y * size + x) * parts + part) * sizes.rows * sizes.padded_outputs * 2
+                        ptx(f"st.global.b32 [$0+{below}], $1;", [], at, packed)
+
+        _for_each(tiles * pairs, item)
+
+    emit(dy, d, group, number, slot)
+
+
 def _for_each(count: int, item: Callable[[I32], None]) -> None:
     """Emits a loop over items, which the threads of the warpgroup take in turns."""
     first = thread_index() & 127

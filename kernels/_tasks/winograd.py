@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,10 @@ import numpy as np
 from jax import lax
 
 Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # zeros ((above, below), (left, right))
+
+CHUNK = 32  # how many elements a product sums at a time
+COLUMNS = 64  # the output channels of a product: more would not leave registers for the small terms' own sums
+FILTER_ROWS = 16  # the input channels of a FILTER task
 
 # Where the polynomials of the algorithm are evaluated, besides at infinity. They decide the rounding errors.
 POINTS = {2: (0, 1, -1), 4: (0, Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2))}
@@ -62,6 +66,7 @@ class ConvolutionSizes:
         m: The side of an output tile: 2 or 4.
         rows: The tiles of a group.
         columns: The output channels of a product.
+        multiple: What C is rounded up to a multiple of.
     """
 
     images: int
@@ -72,10 +77,11 @@ class ConvolutionSizes:
     padding: Padding
     m: int
     rows: int = 128
-    columns: int = 128
+    columns: int = COLUMNS
+    multiple: int = CHUNK
 
     @classmethod
-    def of(cls, shape: Sequence[int], outputs: int, padding: Padding, m: int, columns: int = 128) -> "ConvolutionSizes":
+    def of(cls, shape: Sequence[int], outputs: int, padding: Padding, m: int, columns: int = COLUMNS) -> "ConvolutionSizes":
         """The sizes for images of a shape (N, H, W, C)."""
         images, height, width, inputs = shape
         return cls(images, height, width, inputs, outputs, padding, m, columns=columns)
@@ -117,8 +123,8 @@ class ConvolutionSizes:
 
     @property
     def padded_inputs(self) -> int:
-        """C, rounded up to whole chunks of a product."""
-        return -(-self.inputs // CHUNK) * CHUNK
+        """C, rounded up."""
+        return -(-self.inputs // self.multiple) * self.multiple
 
     @property
     def blocks(self) -> int:
@@ -131,22 +137,42 @@ class ConvolutionSizes:
         return self.blocks * self.columns
 
 
-CHUNK = 32  # the input channels that a product sums at a time
-FILTER_ROWS = 16  # the input channels of a FILTER task
+def combined(matrix: np.ndarray, values: Sequence[Any]) -> list[Any]:
+    """Returns `matrix` @ values for arrays, or for lists of arrays."""
+    if isinstance(values[0], list):
+        columns = [combined(matrix, [row[n] for row in values]) for n in range(len(values[0]))]
+        return [[column[n] for column in columns] for n in range(len(matrix))]
+    return [sum(float(factor) * value for factor, value in zip(row, values, strict=True) if factor) for row in matrix]
 
 
 def staged(x: jax.Array, w: jax.Array, padding: Padding, m: int) -> jax.Array:
     """Convolves x of shape (N, H, W, C) with w of shape (3, 3, C, K), one stage after another, in the dtype of x."""
     a, g, b = (jnp.asarray(matrix, x.dtype) for matrix in matrices(m))
     s = ConvolutionSizes.of(x.shape, w.shape[3], padding, m)
-    down, across, size = s.tiles_down, s.tiles_across, m + 2
-    fill = [(low, n * m + 2 - length - low) for (low, _), n, length in zip(padding, (down, across), x.shape[1:3], strict=True)]
+    v = _exact("pi,qj,nyxijc->pqnyxc", b, b, _input_tiles(x, s))
+    u = _exact("pi,qj,ijck->pqck", g, g, w)
+    y = _exact("ip,jq,pqnyxk->nyixjk", a, a, _exact("pqnyxc,pqck->pqnyxk", v, u))
+    return y.reshape(x.shape[0], s.tiles_down * m, s.tiles_across * m, -1)[:, : s.out_height, : s.out_width]
+
+
+def staged_gradient(x: jax.Array, dy: jax.Array, padding: Padding, m: int) -> jax.Array:
+    """Returns the gradient of `staged` with respect to w, one stage after another, for dy with respect to its result."""
+    a, g, b = (jnp.asarray(matrix, x.dtype) for matrix in matrices(m))
+    s = ConvolutionSizes.of(x.shape, dy.shape[3], padding, m)
+    fill = ((0, 0), (0, s.tiles_down * m - s.out_height), (0, s.tiles_across * m - s.out_width), (0, 0))
+    tiles = jnp.pad(dy, fill).reshape(s.images, s.tiles_down, m, s.tiles_across, m, s.outputs)
+    v = _exact("pi,qj,nyxijc->pqnyxc", b, b, _input_tiles(x, s))
+    d = _exact("ip,jq,nyixjk->pqnyxk", a, a, tiles)
+    return _exact("pi,qj,pqck->ijck", g, g, _exact("pqnyxc,pqnyxk->pqck", v, d))
+
+
+_exact = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+
+def _input_tiles(x: jax.Array, s: ConvolutionSizes) -> jax.Array:
+    """The tiles of the input, which overlap, as (N, tiles down, tiles across, m + 2, m + 2, C)."""
+    counts, size = (s.tiles_down, s.tiles_across), s.m + 2
+    fill = [(low, n * s.m + 2 - side - low) for (low, _), n, side in zip(s.padding, counts, x.shape[1:3], strict=True)]
     x = jnp.pad(x, ((0, 0), *fill, (0, 0)))
-    at = m * np.arange(down)[:, None] + np.arange(size), m * np.arange(across)[:, None] + np.arange(size)
-    d = x[:, at[0][:, None, :, None], at[1][None, :, None, :]]  # N, down, across, size, size, C
-    high = lax.Precision.HIGHEST
-    v = jnp.einsum("pi,qj,nyxijc->pqnyxc", b, b, d, precision=high)
-    u = jnp.einsum("pi,qj,ijck->pqck", g, g, w, precision=high)
-    products = jnp.einsum("pqnyxc,pqck->pqnyxk", v, u, precision=high)
-    y = jnp.einsum("ip,jq,pqnyxk->nyixjk", a, a, products, precision=high)
-    return y.reshape(x.shape[0], down * m, across * m, -1)[:, : s.out_height, : s.out_width]
+    down, across = (s.m * np.arange(n)[:, None] + np.arange(size) for n in counts)
+    return x[:, down[:, None, :, None], across[None, :, None, :]]

@@ -1,0 +1,164 @@
+"""A convolution of 3 x 3 and its gradient with respect to the filters, as primitives: linear in each of their two operands.
+
+Each is the other's transpose, so all derivatives of any order, forward and reverse, run by Winograd's algorithm.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from cavs._convolution import layouts
+from cavs._convolution.choice import ConvolutionChoice, Operation, choose
+from cavs._jaxpr.always_compiled import always_compiled
+from cavs._jaxpr.mesh_types import vary, varying
+from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Target, convolve, filters_gradient
+
+Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+Shape: TypeAlias = tuple[int, ...]
+DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+conv_p = jex.Primitive("cavs_conv")  # x and w, to y
+filters_p = jex.Primitive("cavs_conv_filters")  # x and dy, to dw
+
+
+def conv(x: jax.Array, w: jax.Array, pads: Pads, forced: bool) -> jax.Array:
+    """Convolves images with filters. If it is `forced`, Winograd's algorithm runs without being measured."""
+    return _bind(conv_p, x, w, pads, forced)
+
+
+def conv_filters(x: jax.Array, dy: jax.Array, pads: Pads, forced: bool) -> jax.Array:
+    """Returns the gradient with respect to the filters."""
+    return _bind(filters_p, x, dy, pads, forced)
+
+
+def by_xla(x: jax.Array, w: jax.Array, pads: Pads, precision: Any = lax.Precision.HIGHEST) -> jax.Array:
+    """Convolves by XLA."""
+    return lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=DIMENSIONS, precision=precision)
+
+
+def filters_by_xla(x: jax.Array, dy: jax.Array, pads: Pads) -> jax.Array:
+    """Returns the gradient with respect to the filters, by XLA."""
+    w = jax.ShapeDtypeStruct((3, 3, x.shape[3], dy.shape[3]), x.dtype)
+    return jax.linear_transpose(lambda w: by_xla(x, w, pads), w)(dy)[0]
+
+
+def _bind(primitive: Any, x: jax.Array, other: jax.Array, pads: Pads, forced: bool) -> jax.Array:
+    axes = tuple(varying(x) | varying(other))
+    return primitive.bind(vary(x, axes), vary(other, axes), pads=pads, forced=forced)
+
+
+# --- Shapes.
+def _conv_shape(x: Any, w: Any, pads: Pads) -> Shape:
+    return (x.shape[0], x.shape[1] + sum(pads[0]) - 2, x.shape[2] + sum(pads[1]) - 2, w.shape[3])
+
+
+def _filters_shape(x: Any, dy: Any, pads: Pads) -> Shape:
+    return (3, 3, x.shape[3], dy.shape[3])
+
+
+def _typed(shape_of: Callable[[Any, Any, Pads], Shape]) -> Callable[..., Any]:
+    def type_of(x: Any, other: Any, *, pads: Pads, forced: bool) -> Any:
+        whole = NamedSharding(x.sharding.mesh, PartitionSpec(*[None] * 4))
+        return x.update(shape=shape_of(x, other, pads), weak_type=False, sharding=whole)
+
+    return type_of
+
+
+# --- Derivatives.
+def _to_images(dy: jax.Array, x: Any, w: jax.Array, *, pads: Pads, forced: bool) -> jax.Array:
+    """The transpose with respect to x: a convolution with the filters turned round, as wide as x."""
+    (top, bottom), (left, right) = pads
+    back = ((2 - top, 2 - bottom), (2 - left, 2 - right))
+    if min(map(min, back)) < 0:
+        return jax.linear_transpose(lambda x: by_xla(x, w, pads), jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))(dy)[0]
+    return conv(dy, jnp.flip(w, (0, 1)).swapaxes(2, 3), back, forced)
+
+
+def _to_filters(dy: jax.Array, x: jax.Array, w: Any, *, pads: Pads, forced: bool) -> jax.Array:
+    return conv_filters(x, dy, pads, forced)
+
+
+def _from_filters_to_images(dw: jax.Array, x: Any, dy: jax.Array, *, pads: Pads, forced: bool) -> jax.Array:
+    return _to_images(dy, x, dw, pads=pads, forced=forced)
+
+
+def _from_filters_to_outputs(dw: jax.Array, x: jax.Array, dy: Any, *, pads: Pads, forced: bool) -> jax.Array:
+    return conv(x, dw, pads, forced)
+
+
+# --- Batches.
+def _batch_conv(args: Sequence[jax.Array], dims: Sequence[Any], *, pads: Pads, forced: bool) -> tuple[jax.Array, int]:
+    (x, w), (at, of_w) = args, dims
+    if of_w is not None:  # filters of their own for each: one after another
+        return _one_by_one(conv, args, dims, pads, forced)
+    x = jnp.moveaxis(x, at, 0)
+    y = conv(x.reshape(-1, *x.shape[2:]), w, pads, forced)
+    return y.reshape(*x.shape[:2], *y.shape[1:]), 0
+
+
+def _batch_filters(args: Sequence[jax.Array], dims: Sequence[Any], *, pads: Pads, forced: bool) -> tuple[jax.Array, int]:
+    return _one_by_one(conv_filters, args, dims, pads, forced)
+
+
+def _one_by_one(
+    run: Callable[..., jax.Array], args: Sequence[jax.Array], dims: Sequence[Any], pads: Pads, forced: bool
+) -> tuple[jax.Array, int]:
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    whole = [batching.bdim_at_front(a, d, size) for a, d in zip(args, dims, strict=True)]
+    return lax.map(lambda pair: run(*pair, pads, forced), tuple(whole)), 0
+
+
+# --- What runs.
+def _images_and_filters(s: ConvolutionSizes) -> tuple[Shape, Shape]:
+    return (s.images, s.height, s.width, s.inputs), (3, 3, s.inputs, s.outputs)
+
+
+def _images_and_outputs(s: ConvolutionSizes) -> tuple[Shape, Shape]:
+    return (s.images, s.height, s.width, s.inputs), (s.images, s.out_height, s.out_width, s.outputs)
+
+
+def _in_a_launch(x: jax.Array, w: jax.Array, pads: Pads, layout: ConvolutionLayout) -> jax.Array:
+    return convolve(x, w, pads, layout)
+
+
+def _filters_in_a_launch(x: jax.Array, dy: jax.Array, pads: Pads, layout: ConvolutionLayout) -> jax.Array:
+    return filters_gradient(x, dy, pads, layout)
+
+
+CONVOLUTION = Operation("convolution", _images_and_filters, by_xla, _in_a_launch, layouts.of_convolution)
+FILTERS = Operation("filters", _images_and_outputs, filters_by_xla, _filters_in_a_launch, layouts.of_filters)
+
+
+def chosen(operation: Operation, shape: Shape, outputs: int, pads: Pads, forced: bool = False) -> ConvolutionChoice:
+    """Returns what runs an operation for images of a shape: the fastest, or the first launch if it is `forced`."""
+    sizes, target = ConvolutionSizes.of(shape, outputs, pads, 4), Target.here()
+    if forced:
+        return ConvolutionChoice(next(iter(operation.layouts(sizes, target).values()), None))
+    return choose(operation, sizes, target)
+
+
+def _running(operation: Operation) -> Any:
+    """Returns the function that runs an operation, compiled once for each size, also outside of `jax.jit`."""
+
+    def run(x: jax.Array, other: jax.Array, pads: Pads, forced: bool) -> jax.Array:
+        layout = chosen(operation, x.shape, other.shape[3], pads, forced).layout
+        return operation.by_xla(x, other, pads) if layout is None else operation.launch(x, other, pads, layout)
+
+    return jax.jit(run, static_argnames=("pads", "forced"))
+
+
+RUNNING = {operation.name: _running(operation) for operation in (CONVOLUTION, FILTERS)}
+for _p, _shape, _operation in ((conv_p, _conv_shape, CONVOLUTION), (filters_p, _filters_shape, FILTERS)):
+    _p.def_impl(always_compiled(RUNNING[_operation.name]))
+    _p.def_abstract_eval(_typed(_shape))
+    mlir.register_lowering(_p, mlir.lower_fun(RUNNING[_operation.name], multiple_results=False))
+ad.defbilinear(conv_p, _to_images, _to_filters)
+ad.defbilinear(filters_p, _from_filters_to_images, _from_filters_to_outputs)
+batching.primitive_batchers[conv_p] = _batch_conv
+batching.primitive_batchers[filters_p] = _batch_filters

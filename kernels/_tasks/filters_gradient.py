@@ -1,0 +1,131 @@
+"""The gradient of a convolution with respect to its filters: tasks of two kinds in one launch.
+
+The transpose of Winograd's algorithm (see `winograd`): the gradient of a filter is G^T [sum of (B^T d B) * (A dY A^T)] G, where
+the sum is over tiles. INPUT tasks transform tiles of the input and of the gradient of the output. PRODUCT tasks sum over the
+tiles of a group.
+"""
+
+import dataclasses
+import functools
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs.kernels._tasks.convolution import MOST_PRODUCTS
+from cavs.kernels._tasks.mapping import INPUT, PRODUCT, TaskCounts
+from cavs.kernels._tasks.roles import MULTIPLIERS, ROWS, ConvolutionLayout, Needs, Roles, end, in_order, launch, new_counters
+from cavs.kernels._tasks.winograd import CHUNK, ConvolutionSizes, Padding, combined, matrices
+
+CHANNELS = MULTIPLIERS * ROWS  # the input channels of a product
+
+
+def filters_gradient(x: jax.Array, dy: jax.Array, padding: Padding, layout: ConvolutionLayout) -> jax.Array:
+    """Returns the gradient with respect to the filters, float32 of shape (3, 3, C, K), of a convolution.
+
+    Args:
+        x: float32 of shape (N, H, W, C): its input.
+        dy: float32 of shape (N, H', W', K): the gradient with respect to its output.
+        padding: Zeros around the input.
+        layout: The layout. `output_tiles` are the tiles of `dy` in an INPUT task.
+    """
+    s = gradient_sizes(ConvolutionSizes.of(x.shape, dy.shape[3], padding, layout.m), layout)
+    counts, slots = gradient_counts(s, layout), layout.distances.input_slots
+    roles = functools.partial(_FiltersGradient, sizes=s, layout=layout, counts=counts, chunks=s.rows // CHUNK, filters=0)
+    fresh = {
+        "v": jax.ShapeDtypeStruct((slots * s.positions * s.rows, s.padded_inputs), jnp.float32),
+        "d": jax.ShapeDtypeStruct((slots * s.positions * layout.parts * s.rows, s.padded_outputs), jnp.bfloat16),
+        "sums": jax.ShapeDtypeStruct((s.groups * s.positions * s.padded_inputs, s.padded_outputs), jnp.float32),
+    }
+    tasks, counters = in_order(counts, layout.distances), new_counters(counts, 0)
+    name = f"cavs_convolution_gradient_{layout.m}"
+    out = launch(name, roles, layout, (CHUNK, CHANNELS), tasks, counters, {"x": x, "dy": dy}, fresh, {})
+    sums, lost = lax.optimization_barrier((out["sums"], end(counters)))
+    size = layout.m + 2
+    total = sums.reshape(s.groups, size, size, s.padded_inputs, s.padded_outputs).sum(0)[..., : s.inputs, : s.outputs]
+    g = matrices(layout.m)[1].T
+    rows = combined(g, [combined(g, list(row)) for row in total])
+    return jnp.where(lost == 0, jnp.stack([jnp.stack(row) for row in rows]), jnp.nan)
+
+
+def gradient_sizes(sizes: ConvolutionSizes, layout: ConvolutionLayout) -> ConvolutionSizes:
+    """The sizes of a convolution, in groups and blocks of this launch."""
+    return dataclasses.replace(sizes, m=layout.m, columns=layout.columns, rows=layout.rows, multiple=CHANNELS)
+
+
+def gradient_counts(s: ConvolutionSizes, layout: ConvolutionLayout) -> TaskCounts:
+    """The numbers of tasks, for `gradient_sizes`."""
+    inputs = s.rows // layout.input_tiles + s.rows // layout.output_tiles
+    return TaskCounts(0, s.groups, inputs, s.positions * (s.padded_inputs // CHANNELS) * s.blocks, 0)
+
+
+def gradient_fits(sizes: ConvolutionSizes, layout: ConvolutionLayout) -> bool:
+    """Whether the launch takes the gradient: its offsets and its tasks are not too many."""
+    s = gradient_sizes(sizes, layout)
+    bytes_ = max(4 * s.padded_inputs, 2 * layout.parts * s.padded_outputs) * s.positions * s.rows
+    return bytes_ < 1 << 31 and s.groups * gradient_counts(s, layout).products <= MOST_PRODUCTS
+
+
+@dataclasses.dataclass(frozen=True)
+class _FiltersGradient(Roles):
+    """The tasks: a product multiplies a block of input channels with a block of output channels, at one position."""
+
+    sizes: ConvolutionSizes
+
+    def _place(self, number: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The position, the block of input channels, and that of output channels of a product."""
+        blocks, channels = jnp.int32(self.sizes.blocks), jnp.int32(self.sizes.padded_inputs // CHANNELS)
+        rest = lax.div(number, blocks)
+        return lax.div(rest, channels), lax.rem(rest, channels), lax.rem(number, blocks)
+
+    def needs(self, group: jax.Array, number: jax.Array) -> Needs:
+        return [(self.counter(INPUT, group), jnp.int32(self.counts.inputs))]
+
+    def copy_chunk(self, group: jax.Array, number: jax.Array, k: jax.Array, stage: jax.Array) -> None:
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        s, parts, full = self.sizes, self.layout.parts, self.full.at[stage]
+        position, channels, block = self._place(number)
+        row = lax.rem(group, jnp.int32(self.layout.distances.input_slots)) * s.positions + position
+        tiles = self.arrays["v"].at[pl.ds(row * s.rows + k * CHUNK, CHUNK), pl.ds(channels * CHANNELS, CHANNELS)]
+        plgpu.copy_gmem_to_smem(tiles, self.left.at[stage], full)
+        for part in range(parts):
+            first = (row * parts + part) * s.rows + k * CHUNK
+            tiles = self.arrays["d"].at[pl.ds(first, CHUNK), pl.ds(block * s.columns, s.columns)]
+            plgpu.copy_gmem_to_smem(tiles, self.right.at[stage, part], full)
+
+    def load_left(self, stage: jax.Array) -> jax.Array:
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        tiles = self.left.at[stage, pl.ds(0, CHUNK), pl.ds(lax.axis_index("wg") * ROWS, ROWS)]
+        turned = cast(Any, plgpu.load)(tiles.T, layout=plgpu.Layout.WGMMA_TRANSPOSED)
+        return plgpu.layout_cast(turned, plgpu.Layout.WGMMA)
+
+    def keep(self, group: jax.Array, number: jax.Array, total: jax.Array) -> None:
+        from jax.experimental import pallas as pl
+
+        s, (position, channels, block) = self.sizes, self._place(number)
+        row = (group * s.positions + position) * s.padded_inputs + channels * CHANNELS + lax.axis_index("wg") * ROWS
+        self.arrays["sums"][pl.ds(row, ROWS), pl.ds(block * s.columns, s.columns)] = total
+
+    def run_other(self, kind: int, group: jax.Array, number: jax.Array) -> None:
+        if kind != INPUT:
+            return
+        from cavs.kernels._tasks.counters import finish, wait
+        from cavs.kernels._tasks.transforms import transform_gradient, transform_input
+
+        s, layout, slots, a = self.sizes, self.layout, self.layout.distances.input_slots, self.arrays
+        wait(self.counters, [self.earlier(PRODUCT, group, self.all_products(), slots)])
+        slot, of_x = lax.rem(group, jnp.int32(slots)), s.rows // layout.input_tiles
+
+        def of_input() -> None:
+            transform_input(s, layout.input_tiles, a["x"], a["v"], group, number, slot)
+
+        def of_gradient() -> None:
+            transform_gradient(s, layout.output_tiles, layout.parts, a["dy"], a["d"], group, number - of_x, slot)
+
+        lax.cond(number < of_x, of_input, of_gradient)
+        finish(self.counters, self.counter(INPUT, group))
