@@ -73,7 +73,13 @@ from cavs.kernels._program.widths import (
     stored_dtype as stored_dtype,
 )
 from cavs.kernels._tasks.convolution import convolve as convolve, too_large as too_large
-from cavs.kernels._tasks.filters_gradient import filters_gradient as filters_gradient, gradient_fits as gradient_fits
+from cavs.kernels._tasks.filters_gradient import (
+    filters_gradient as filters_gradient,
+    gradient_counts as gradient_counts,
+    gradient_fits as gradient_fits,
+    gradient_sizes as gradient_sizes,
+    halves_of as halves_of,
+)
 from cavs.kernels._tasks.mapping import Distances as Distances
 from cavs.kernels._tasks.roles import ConvolutionLayout as ConvolutionLayout
 from cavs.kernels._tasks.winograd import ConvolutionSizes as ConvolutionSizes

@@ -3,7 +3,17 @@
 import dataclasses
 import itertools
 
-from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Distances, Target, gradient_fits, too_large
+from cavs.kernels import (
+    ConvolutionLayout,
+    ConvolutionSizes,
+    Distances,
+    Target,
+    gradient_counts,
+    gradient_fits,
+    gradient_sizes,
+    halves_of,
+    too_large,
+)
 
 STAGE_BYTES = 16 * 1024  # of a chunk of left operands in shared memory
 
@@ -22,13 +32,15 @@ def of_convolution(sizes: ConvolutionSizes, target: Target) -> dict[str, Convolu
 def of_filters(sizes: ConvolutionSizes, target: Target) -> dict[str, ConvolutionLayout]:
     """Returns layouts for the gradient with respect to the filters by name."""
     found = {}
-    for m, rows, transformers in ((4, 128, 3), (4, 256, 3), (4, 512, 3), (4, 256, 2), (2, 256, 3)):
+    for rows in (256, 512, 1024):
+        first = dataclasses.replace(layout(dataclasses.replace(sizes, m=4), 1, target), rows=rows)
+        s = gradient_sizes(sizes, first)
         # Some groups are multiplied at a time, so that there is a product for each multiprocessor.
-        products = (m + 2) ** 2 * -(-sizes.inputs // 128) * sizes.blocks
-        share = min(-(-target.multiprocessors // products), -(-dataclasses.replace(sizes, m=m).tiles // rows))
-        given = dataclasses.replace(layout(dataclasses.replace(sizes, m=m), share, target, transformers), rows=rows)
+        share = min(s.groups, -(-target.multiprocessors // gradient_counts(s, first).products))
+        stages = _stages(target, halves_of(s) * s.columns)
+        given = dataclasses.replace(first, distances=Distances(share, share, 1), stages=stages)
         if gradient_fits(sizes, given):
-            found[f"F({m}x{m},3x3), {rows} tiles, T={transformers}"] = given
+            found[f"F(4x4,3x3), {rows} tiles"] = given
     return found
 
 
@@ -37,7 +49,6 @@ def layout(s: ConvolutionSizes, share: int, target: Target, transformers: int = 
 
     Of a thread block, `transformers` warpgroups transform.
     """
-    stages = target.shared_memory // (STAGE_BYTES + 3 * 64 * s.columns)
     return ConvolutionLayout(
         m=s.m,
         parts=3,
@@ -45,8 +56,13 @@ def layout(s: ConvolutionSizes, share: int, target: Target, transformers: int = 
         distances=Distances(share, share, 1),
         input_tiles=4,
         output_tiles=4,
-        stages=min(8, stages),
+        stages=_stages(target, s.columns),
         apart=True,
         transformers=transformers,
         blocks=target.multiprocessors,
     )
+
+
+def _stages(target: Target, columns: int) -> int:
+    """How many chunks of operands fit in shared memory, whose right operands have three terms and some columns."""
+    return min(8, target.shared_memory // (STAGE_BYTES + 3 * 64 * columns))

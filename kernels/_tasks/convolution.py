@@ -90,7 +90,7 @@ def _launch(
     roles = functools.partial(_Convolution, sizes=s, layout=layout, counts=counts, chunks=chunks, filters=s.blocks)
     fresh = {name: kind for name, kind in _types(s, layout).items() if name not in held}
     name, inputs = f"cavs_convolution_{layout.m}", {"x": x, "w": w}
-    return launch(name, roles, layout, (s.rows, CHUNK), tasks, counters, inputs, fresh, held)
+    return launch(name, roles, layout, (s.rows, CHUNK, CHUNK), tasks, counters, inputs, fresh, held)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from cavs.kernels._program.arrays import Ref
 from cavs.kernels._tasks.convolution import MOST_PRODUCTS
 from cavs.kernels._tasks.mapping import INPUT, PRODUCT, TaskCounts
 from cavs.kernels._tasks.roles import MULTIPLIERS, ROWS, ConvolutionLayout, Needs, Roles, end, in_order, launch, new_counters
-from cavs.kernels._tasks.winograd import CHUNK, ConvolutionSizes, Padding, combined, matrices
-
-CHANNELS = MULTIPLIERS * ROWS  # the input channels of a product
+from cavs.kernels._tasks.winograd import CHUNK, ConvolutionSizes, Padding, matrices
 
 
 def filters_gradient(x: jax.Array, dy: jax.Array, padding: Padding, layout: ConvolutionLayout) -> jax.Array:
@@ -31,33 +31,40 @@ def filters_gradient(x: jax.Array, dy: jax.Array, padding: Padding, layout: Conv
         layout: The layout. `output_tiles` are the tiles of `dy` in an INPUT task.
     """
     s = gradient_sizes(ConvolutionSizes.of(x.shape, dy.shape[3], padding, layout.m), layout)
-    counts, slots = gradient_counts(s, layout), layout.distances.input_slots
-    roles = functools.partial(_FiltersGradient, sizes=s, layout=layout, counts=counts, chunks=s.rows // CHUNK, filters=0)
+    counts, slots, halves = gradient_counts(s, layout), layout.distances.input_slots, halves_of(s)
+    chunks = s.rows // (halves * CHUNK)
+    roles = functools.partial(_FiltersGradient, sizes=s, layout=layout, counts=counts, chunks=chunks, filters=0)
     fresh = {
         "v": jax.ShapeDtypeStruct((slots * s.positions * s.rows, s.padded_inputs), jnp.float32),
         "d": jax.ShapeDtypeStruct((slots * s.positions * layout.parts * s.rows, s.padded_outputs), jnp.bfloat16),
-        "sums": jax.ShapeDtypeStruct((s.groups * s.positions * s.padded_inputs, s.padded_outputs), jnp.float32),
+        "sums": jax.ShapeDtypeStruct((s.groups * halves * s.positions * s.padded_inputs, s.padded_outputs), jnp.float32),
     }
     tasks, counters = in_order(counts, layout.distances), new_counters(counts, 0)
-    name = f"cavs_convolution_gradient_{layout.m}"
-    out = launch(name, roles, layout, (CHUNK, CHANNELS), tasks, counters, {"x": x, "dy": dy}, fresh, {})
+    name, chunk = f"cavs_convolution_gradient_{layout.m}", (halves * CHUNK, s.multiple, halves * CHUNK)
+    out = launch(name, roles, layout, chunk, tasks, counters, {"x": x, "dy": dy}, fresh, {})
     sums, lost = lax.optimization_barrier((out["sums"], end(counters)))
-    size = layout.m + 2
-    total = sums.reshape(s.groups, size, size, s.padded_inputs, s.padded_outputs).sum(0)[..., : s.inputs, : s.outputs]
+    total = sums.reshape(s.groups * halves, s.positions, -1).sum(0)
     g = matrices(layout.m)[1].T
-    rows = combined(g, [combined(g, list(row)) for row in total])
-    return jnp.where(lost == 0, jnp.stack([jnp.stack(row) for row in rows]), jnp.nan)
+    dw = jnp.matmul(jnp.asarray(np.kron(g, g), jnp.float32), total, precision=lax.Precision.HIGHEST)
+    dw = dw.reshape(3, 3, s.padded_inputs, s.padded_outputs)[..., : s.inputs, : s.outputs]
+    return jnp.where(lost == 0, dw, jnp.nan)
 
 
 def gradient_sizes(sizes: ConvolutionSizes, layout: ConvolutionLayout) -> ConvolutionSizes:
     """The sizes of a convolution, in groups and blocks of this launch."""
-    return dataclasses.replace(sizes, m=layout.m, columns=layout.columns, rows=layout.rows, multiple=CHANNELS)
+    multiple = ROWS if sizes.inputs <= ROWS else MULTIPLIERS * ROWS
+    return dataclasses.replace(sizes, m=layout.m, columns=layout.columns, rows=layout.rows, multiple=multiple)
+
+
+def halves_of(s: ConvolutionSizes) -> int:
+    """In how many sums a product is split: with few input channels, each warpgroup sums over a half of the tiles."""
+    return MULTIPLIERS * ROWS // s.multiple
 
 
 def gradient_counts(s: ConvolutionSizes, layout: ConvolutionLayout) -> TaskCounts:
     """The numbers of tasks, for `gradient_sizes`."""
     inputs = s.rows // layout.input_tiles + s.rows // layout.output_tiles
-    return TaskCounts(0, s.groups, inputs, s.positions * (s.padded_inputs // CHANNELS) * s.blocks, 0)
+    return TaskCounts(0, s.groups, inputs, s.positions * (s.padded_inputs // s.multiple) * s.blocks, 0)
 
 
 def gradient_fits(sizes: ConvolutionSizes, layout: ConvolutionLayout) -> bool:
@@ -75,7 +82,8 @@ class _FiltersGradient(Roles):
 
     def _place(self, number: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The position, the block of input channels, and that of output channels of a product."""
-        blocks, channels = jnp.int32(self.sizes.blocks), jnp.int32(self.sizes.padded_inputs // CHANNELS)
+        s = self.sizes
+        blocks, channels = jnp.int32(s.blocks), jnp.int32(s.padded_inputs // s.multiple)
         rest = lax.div(number, blocks)
         return lax.div(rest, channels), lax.rem(rest, channels), lax.rem(number, blocks)
 
@@ -86,29 +94,39 @@ class _FiltersGradient(Roles):
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        s, parts, full = self.sizes, self.layout.parts, self.full.at[stage]
+        s, parts, full, count = self.sizes, self.layout.parts, self.full.at[stage], halves_of(self.sizes) * CHUNK
         position, channels, block = self._place(number)
         row = lax.rem(group, jnp.int32(self.layout.distances.input_slots)) * s.positions + position
-        tiles = self.arrays["v"].at[pl.ds(row * s.rows + k * CHUNK, CHUNK), pl.ds(channels * CHANNELS, CHANNELS)]
+        tiles = self.arrays["v"].at[pl.ds(row * s.rows + k * count, count), pl.ds(channels * s.multiple, s.multiple)]
         plgpu.copy_gmem_to_smem(tiles, self.left.at[stage], full)
         for part in range(parts):
-            first = (row * parts + part) * s.rows + k * CHUNK
-            tiles = self.arrays["d"].at[pl.ds(first, CHUNK), pl.ds(block * s.columns, s.columns)]
+            first = (row * parts + part) * s.rows + k * count
+            tiles = self.arrays["d"].at[pl.ds(first, count), pl.ds(block * s.columns, s.columns)]
             plgpu.copy_gmem_to_smem(tiles, self.right.at[stage, part], full)
 
     def load_left(self, stage: jax.Array) -> jax.Array:
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        tiles = self.left.at[stage, pl.ds(0, CHUNK), pl.ds(lax.axis_index("wg") * ROWS, ROWS)]
+        wg = lax.axis_index("wg")
+        of_wg = (wg * CHUNK, 0) if halves_of(self.sizes) > 1 else (0, wg * ROWS)
+        tiles = self.left.at[stage, pl.ds(of_wg[0], CHUNK), pl.ds(of_wg[1], ROWS)]
         turned = cast(Any, plgpu.load)(tiles.T, layout=plgpu.Layout.WGMMA_TRANSPOSED)
         return plgpu.layout_cast(turned, plgpu.Layout.WGMMA)
+
+    def right_of(self, stage: jax.Array, part: int) -> Ref:
+        from jax.experimental import pallas as pl
+
+        first = lax.axis_index("wg") * CHUNK if halves_of(self.sizes) > 1 else 0
+        return self.right.at[stage, part, pl.ds(first, CHUNK)]
 
     def keep(self, group: jax.Array, number: jax.Array, total: jax.Array) -> None:
         from jax.experimental import pallas as pl
 
         s, (position, channels, block) = self.sizes, self._place(number)
-        row = (group * s.positions + position) * s.padded_inputs + channels * CHANNELS + lax.axis_index("wg") * ROWS
+        wg, halves = lax.axis_index("wg"), halves_of(s)
+        half, below = (wg, 0) if halves > 1 else (0, wg * ROWS)
+        row = ((group * halves + half) * s.positions + position) * s.padded_inputs + channels * s.multiple + below
         self.arrays["sums"][pl.ds(row, ROWS), pl.ds(block * s.columns, s.columns)] = total
 
     def run_other(self, kind: int, group: jax.Array, number: jax.Array) -> None:

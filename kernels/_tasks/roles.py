@@ -18,7 +18,6 @@ from jax import lax
 
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels._tasks.mapping import FILTER, INPUT, OUTPUT, PRODUCT, Distances, TaskCounts, task_mapping
-from cavs.kernels._tasks.winograd import CHUNK
 from cavs.kernels.turns import begin_p, end_p
 
 MULTIPLIERS = 2  # warpgroups of a thread block
@@ -121,6 +120,10 @@ class Roles(abc.ABC):
     @abc.abstractmethod
     def load_left(self, stage: jax.Array) -> jax.Array:
         """Loads this warpgroup's rows of a chunk of left operands, float32 of shape (`ROWS`, `CHUNK`)."""
+
+    def right_of(self, stage: jax.Array, part: int) -> Ref:
+        """This warpgroup's chunk of a term of right operands, bfloat16 of shape (`CHUNK`, columns)."""
+        return self.right.at[stage, part]
 
     @abc.abstractmethod
     def keep(self, group: jax.Array, number: jax.Array, total: jax.Array) -> None:
@@ -234,7 +237,7 @@ class Roles(abc.ABC):
                 split.append(rest.astype(jnp.bfloat16))
                 rest = rest - split[-1].astype(jnp.float32)
             for a, b in TERMS[self.layout.parts]:
-                plgpu.wgmma(sums[-1 if a + b else 0], split[a], self.right.at[stage, b])
+                plgpu.wgmma(sums[-1 if a + b else 0], split[a], self.right_of(stage, b))
             plgpu.wgmma_wait(0)
             plgpu.barrier_arrive(self.empty.at[stage])
 
@@ -282,7 +285,7 @@ def launch(
     name: str,
     roles: Callable[..., Roles],
     layout: ConvolutionLayout,
-    left_shape: tuple[int, int],
+    chunk: tuple[int, int, int],
     tasks: Sequence[np.ndarray],
     counters: Any,
     inputs: Mapping[str, jax.Array],
@@ -295,7 +298,7 @@ def launch(
         name: The name of the kernel.
         roles: `Roles` but for the arguments that this function gives by name.
         layout: The layout.
-        left_shape: The shape of a chunk of left operands.
+        chunk: The shape of a chunk of left operands, and the rows of a chunk of right operands.
         tasks: The products and the other tasks (see `in_order`).
         counters: A reference to the counters.
         inputs: What the tasks read, by name.
@@ -306,9 +309,9 @@ def launch(
 
     given = [jnp.asarray(t if len(t) else np.zeros((1, t.shape[1]), np.int32)) for t in tasks]
     tiled, swizzle = cast(Any, plgpu.TilingTransform)((8, 32)), cast(Any, plgpu.SwizzleTransform)
-    right_shape = (layout.stages, layout.parts, CHUNK, layout.columns)
+    right_shape = (layout.stages, layout.parts, chunk[2], layout.columns)
     scratch = {
-        "left": plgpu.SMEM((layout.stages, *left_shape), jnp.float32, transforms=(tiled, swizzle(128))),
+        "left": plgpu.SMEM((layout.stages, *chunk[:2]), jnp.float32, transforms=(tiled, swizzle(128))),
         "right": plgpu.SMEM(right_shape, jnp.bfloat16, transforms=(tiled, swizzle(64))),
         "full": plgpu.Barrier(num_arrivals=1 + layout.parts, num_barriers=layout.stages),
         "empty": plgpu.Barrier(num_arrivals=MULTIPLIERS, num_barriers=layout.stages),

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -135,14 +135,6 @@ class ConvolutionSizes:
     def padded_outputs(self) -> int:
         """K, rounded up to whole blocks."""
         return self.blocks * self.columns
-
-
-def combined(matrix: np.ndarray, values: Sequence[Any]) -> list[Any]:
-    """Returns `matrix` @ values for arrays, or for lists of arrays."""
-    if isinstance(values[0], list):
-        columns = [combined(matrix, [row[n] for row in values]) for n in range(len(values[0]))]
-        return [[column[n] for column in columns] for n in range(len(matrix))]
-    return [sum(float(factor) * value for factor, value in zip(row, values, strict=True) if factor) for row in matrix]
 
 
 def staged(x: jax.Array, w: jax.Array, padding: Padding, m: int) -> jax.Array:
