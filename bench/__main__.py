@@ -5,7 +5,7 @@ python -m bench report                       writes the tables and figures, and 
 python -m bench profile CASE                 prints the kernels of a training step on this GPU, in order
 python -m bench tune                         times layouts of the persistent kernels on this GPU for kernels/tuned/
 python -m bench memory --device gpu          measures suite memory: budgets, parts, Echo's models
-python -m bench convolution                  times convolutions of 3 x 3 and ResNet-50 on this GPU
+python -m bench convolution                  times convolutions of 3 x 3 and networks of them on this GPU
 python -m bench peers                        lists the installed peers, and how to install the others
 python -m bench lines                        counts the lines of code of each model in each system
 """
@@ -67,10 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument("--only", choices=memory.PARTS, action="append", help="may be repeated; default all")
     suite.add_argument("--commit", help="the commit of this code, if this is not a git checkout")
     suite.add_argument("--results", type=Path, default=store.RESULTS)
-    layers = commands.add_parser("convolution", help="time convolutions of 3 x 3 and ResNet-50 on this GPU, in float32")
-    layers.add_argument("names", nargs="*", metavar="LAYER", help="such as ResNet-1; all if none")
+    layers = commands.add_parser("convolution", help="time convolutions of 3 x 3, and networks, on this GPU")
+    layers.add_argument(
+        "names", nargs="*", metavar="PART", help="such as layers, filters:VGG-1, ablation, networks; all if none"
+    )
     layers.add_argument("--results", type=Path, default=store.RESULTS)
-    layers.add_argument("--seconds", type=float, default=1e9, help="begin no layer after this time")
+    layers.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
     commands.add_parser("peers", help="list the peers and how to install them")
     commands.add_parser("lines", help="count the lines of code of each model")
     return parser

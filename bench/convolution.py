@@ -1,25 +1,29 @@
-"""Suite `convolution`: the layers of MegaKernels' Table 2, and training steps of ResNet-50, in float32.
+"""Suite `convolution`: the layers of MegaKernels' Table 2, their gradients, an ablation, and steps of networks, in float32.
 
 Peers: XLA's convolution, and PyTorch's in NCHW and NHWC with `cudnn.benchmark`, which times all of cuDNN's algorithms. TF32 is
 off.
 """
 
+import concurrent.futures
+import dataclasses
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import cavs
 from bench import device_time
-from cavs._convolution import conv as conv_module, layouts
-from cavs.kernels import ConvolutionSizes, Target, convolve
+from bench.networks import NETWORKS
+from cavs._convolution.choice import Operation
+from cavs._convolution.layouts import layout as layout_of
+from cavs._convolution.primitives import CONVOLUTION, FILTERS, by_xla, chosen, conv, conv_filters
+from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Distances, Target, convolve
 from cavs.kernels._tasks.convolution import convolve_in_stages
 
 # K, C, and H = W: Table 2.
@@ -55,27 +59,26 @@ def seconds(run: Callable[[], Any], finish: Callable[[Any], Any], times: int = 1
     return min(found)
 
 
-def direct(x: jax.Array, w: jax.Array, precision: str = "highest") -> jax.Array:
-    """XLA's convolution."""
-    return lax.conv_general_dilated(x, w, (1, 1), SAME, dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=precision)
-
-
-def errors(channels: int, outputs: int, side: int) -> dict[str, float]:
-    """The root mean square errors against float64 of a direct convolution in float32, and of `cavs.conv`."""
-    rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((FEW, side, side, channels)), rng.standard_normal((3, 3, channels, outputs))
-    x, w = (np.asarray(a, np.float32) for a in (x, w))
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        true = np.asarray(jax.jit(direct)(x.astype(np.float64), w.astype(np.float64)))
-    found = {"direct": jax.jit(direct)(x, w)}
-    for m in (4, 2):
-        s = ConvolutionSizes.of(x.shape, outputs, SAME, m)
-        layout = layouts.layout(s, min(4, s.groups), Target.here())
-        found[f"F({m}x{m})"] = jax.jit(functools.partial(convolve, padding=SAME, layout=layout))(x, w)
+def rms_errors(true: np.ndarray, found: dict[str, jax.Array]) -> dict[str, float]:
+    """The root mean square errors."""
     return {name: float(np.sqrt(np.mean((np.asarray(y, np.float64) - true) ** 2))) for name, y in found.items()}
 
 
-def of_torch(channels: int, outputs: int, side: int) -> dict[str, float]:
+def draw(shapes: Sequence[tuple[int, ...]], few: int | None = None) -> list[np.ndarray]:
+    """Random operands; with a number of images instead of `BATCH` if `few` is given."""
+    rng = np.random.default_rng(0)
+    shapes = [(few, *shape[1:]) if few and shape[0] == BATCH else shape for shape in shapes]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def in_float64(operation: Operation, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """What XLA computes on the CPU."""
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        run = jax.jit(functools.partial(operation.by_xla, pads=SAME))
+        return np.asarray(run(*(x.astype(np.float64) for x in operands)))
+
+
+def of_torch(operation: Operation, outputs: int, channels: int, side: int) -> dict[str, float]:
     """Microseconds of PyTorch, by memory format; empty without PyTorch."""
     try:
         import torch  # pyright: ignore[reportMissingImports]
@@ -85,136 +88,138 @@ def of_torch(channels: int, outputs: int, side: int) -> dict[str, float]:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     found = {}
     for name, form in (("torch NCHW", torch.contiguous_format), ("torch NHWC", torch.channels_last)):
-        x = torch.randn(BATCH, channels, side, side, device="cuda").to(memory_format=form)
-        w = torch.randn(outputs, channels, 3, 3, device="cuda").to(memory_format=form)
+        draw = lambda *shape, form=form: torch.randn(*shape, device="cuda").to(memory_format=form)  # noqa: E731
+        x, w = draw(BATCH, channels, side, side), draw(outputs, channels, 3, 3)
         run = functools.partial(torch.nn.functional.conv2d, x, w, padding=1)
+        if operation is FILTERS:
+            dy, one = draw(BATCH, outputs, side, side), [1, 1]
+            backward = torch.ops.aten.convolution_backward
+            run = functools.partial(backward, dy, x, w, None, one, one, one, False, [0, 0], 1, [False, True, False])
         found[name] = 1e6 * seconds(run, lambda _: torch.cuda.synchronize())
     torch.cuda.empty_cache()
     return found
 
 
-def in_launches(fn: Callable[..., Any], *args: jax.Array) -> float:
-    """Microseconds of the launches alone."""
+def launches(fn: Callable[..., Any], *args: jax.Array, times: int = 5) -> list[float]:
+    """Microseconds of each of the function's launches."""
     jax.block_until_ready(fn(*args))
-    events = device_time.of_jax(lambda: jax.block_until_ready([fn(*args) for _ in range(5)]))
-    return sum(end - start for name, start, end in events if name.startswith("cavs_convolution")) / 5e3
+    events = device_time.of_jax(lambda: jax.block_until_ready([fn(*args) for _ in range(times)]))
+    found = [(start, end - start) for name, start, end in events if name.startswith("cavs_convolution")]
+    taken = np.array([time for _, time in sorted(found)]).reshape(times, -1)
+    return [round(float(us), 1) for us in np.median(taken, 0) / 1e3]
 
 
-def layer(name: str) -> dict[str, Any]:
-    """Measures one layer: peers, `cavs.conv`, its stages in separate launches, other precisions, and errors."""
+def layer(operation: Operation, name: str) -> dict[str, Any]:
+    """Measures a layer, or its gradient with respect to the filters: peers, Cavs, and errors on few images."""
     outputs, channels, side = LAYERS[name]
-    x = jax.random.normal(jax.random.key(0), (BATCH, side, side, channels))
-    w = jax.random.normal(jax.random.key(1), (3, 3, channels, outputs))
-    time_of = lambda fn: 1e6 * seconds(functools.partial(jax.jit(fn), x, w), jax.block_until_ready)  # noqa: E731
+    s = ConvolutionSizes(BATCH, side, side, channels, outputs, SAME, 4)
+    operands = [jnp.asarray(x) for x in draw(operation.shapes(s))]
+    time_of = lambda fn: 1e6 * seconds(functools.partial(jax.jit(fn), *operands), jax.block_until_ready)  # noqa: E731
+    choice = chosen(operation, operands[0].shape, outputs, SAME)
+    run = functools.partial(conv if operation is CONVOLUTION else conv_filters, pads=SAME, forced=False)
     found: dict[str, Any] = {"layer": name, "K": outputs, "C": channels, "H": side}
-    found |= {"XLA": time_of(direct), "cavs": time_of(functools.partial(cavs.conv, precision="highest"))}
-    found |= {"XLA tf32": time_of(functools.partial(direct, precision="tensorfloat32"))}
-    found |= of_torch(channels, outputs, side)
-    choice = conv_module._choice(x.shape, outputs, SAME)
-    best = min((n for n in choice.times if n != layouts.XLA), key=choice.times.__getitem__)
-    s = ConvolutionSizes.of(x.shape, outputs, SAME, 4)
-    layout = layouts.candidates(s, Target.here())[best]
-    found |= {"chosen": best if choice.layout else "XLA", "tried": choice.times}
-    found["fused"] = in_launches(jax.jit(functools.partial(convolve, padding=SAME, layout=layout)), x, w)
-    found["stages"] = in_launches(jax.jit(functools.partial(convolve_in_stages, padding=SAME, layout=layout)), x, w)
-    found["errors"] = errors(channels, outputs, side)
-    return found
+    found |= {"XLA": time_of(functools.partial(operation.by_xla, pads=SAME)), "cavs": time_of(run)}
+    found |= of_torch(operation, outputs, channels, side)
+    if operation is CONVOLUTION:
+        found["XLA tf32"] = time_of(functools.partial(by_xla, pads=SAME, precision="tensorfloat32"))
+    found |= {"chosen": min(choice.times, key=choice.times.__getitem__), "tried": choice.times}
+    layouts = operation.layouts(s, Target.here())
+    best = min(layouts, key=lambda n: choice.times[n])
+    found["launch"] = launches(jax.jit(functools.partial(operation.launch, pads=SAME, layout=layouts[best])), *operands)[0]
+    if operation is CONVOLUTION:
+        apart = functools.partial(convolve_in_stages, padding=SAME, layout=layouts[best])
+        found["stages"] = launches(jax.jit(apart), *operands)
+    few = draw(operation.shapes(s), FEW)
+    results = {"direct": jax.jit(functools.partial(operation.by_xla, pads=SAME))(*few)}
+    for m in (4, 2):
+        layout = dataclasses.replace(layouts[best], m=m)
+        results[f"F({m}x{m})"] = jax.jit(functools.partial(operation.launch, pads=SAME, layout=layout))(*few)
+    return found | {"errors": rms_errors(in_float64(operation, few), results)}
 
 
-# --- ResNet-50.
+def variations(base: ConvolutionLayout, groups: int) -> dict[str, ConvolutionLayout]:
+    """Layouts that differ from one in one parameter (MegaKernels, figures 8 to 10)."""
+    share, found = base.distances.share, {"base": base}
+    for m in (1, 2, 8, 16):
+        found[f"M={m}"] = dataclasses.replace(base, distances=Distances(m, m, 1))
+    for lead in (2, 4):
+        found[f"INPUT {lead * share} groups ahead"] = dataclasses.replace(base, distances=Distances(share, lead * share, 1))
+    for lag in (2, 3):
+        found[f"OUTPUT {lag * share} groups behind"] = dataclasses.replace(base, distances=Distances(share, share, lag))
+    for tiles in (2, 8):
+        found[f"{tiles} tiles a task"] = dataclasses.replace(base, input_tiles=tiles, output_tiles=tiles)
+    found["two warpgroups transform"] = dataclasses.replace(base, transformers=2)
+    return {name: layout for name, layout in found.items() if layout.distances.lead <= groups}
 
-Conv = Callable[[jax.Array, jax.Array], jax.Array]
-DEPTHS, WIDTHS = (3, 4, 6, 3), (64, 128, 256, 512)
 
-
-def resnet_blocks() -> Iterator[tuple[int, int, int]]:
-    """(input channels, width, stride) of each bottleneck block."""
-    channels = 64
-    for depth, width in zip(DEPTHS, WIDTHS, strict=True):
-        for n in range(depth):
-            yield channels, width, 2 if n == 0 and width > 64 else 1
-            channels = 4 * width
-
-
-def resnet_params(key: jax.Array) -> dict[str, Any]:
-    """Draws the parameters."""
-    keys = iter(jax.random.split(key, 200))
-    filters = lambda *shape: jax.random.normal(next(keys), shape) / np.sqrt(np.prod(shape[:3]) / 2)  # noqa: E731
-    norm = lambda c: (jnp.ones(c), jnp.zeros(c))  # noqa: E731
-    blocks = []
-    for c, width, stride in resnet_blocks():
-        block = {"a": filters(1, 1, c, width), "b": filters(3, 3, width, width), "c": filters(1, 1, width, 4 * width)}
-        block |= {"na": norm(width), "nb": norm(width), "nc": norm(4 * width)}
-        if stride > 1 or c != 4 * width:
-            block |= {"d": filters(1, 1, c, 4 * width), "nd": norm(4 * width)}
-        blocks.append(block)
-    return {
-        "stem": filters(7, 7, 3, 64),
-        "norm": norm(64),
-        "blocks": blocks,
-        "out": jax.random.normal(next(keys), (2048, 1000)) / 45,
+def ablation(name: str) -> dict[str, Any]:
+    """Microseconds of a layer's launch with other parameters, and of its stages in launches of their own."""
+    outputs, channels, side = LAYERS[name]
+    s = ConvolutionSizes(BATCH, side, side, channels, outputs, SAME, 4)
+    operands = [jnp.asarray(x) for x in draw(CONVOLUTION.shapes(s))]
+    base = layout_of(s, min(4, s.groups), Target.here())
+    runs = {n: functools.partial(convolve, padding=SAME, layout=v) for n, v in variations(base, s.groups).items()}
+    runs["stages apart"] = functools.partial(convolve_in_stages, padding=SAME, layout=base)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        compiled = dict(zip(runs, pool.map(lambda run: jax.jit(run).lower(*operands).compile(), runs.values()), strict=True))
+    return {"layer": name, "varied": "M=4, 4 tiles a task, three warpgroups transform"} | {
+        n: times if n == "stages apart" else times[0] for n, run in compiled.items() for times in [launches(run, *operands)]
     }
 
 
-def resnet_loss(params: dict[str, Any], images: jax.Array, labels: jax.Array, conv3: Conv) -> jax.Array:
-    """The loss of ResNet-50 with batch normalisation; `conv3` runs convolutions of 3 x 3 with stride 1."""
-
-    def plain(x: jax.Array, w: jax.Array, stride: int = 1) -> jax.Array:
-        dims = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=dims, precision="highest")
-
-    def norm(x: jax.Array, scale: tuple[jax.Array, jax.Array]) -> jax.Array:
-        mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
-        return (x - mean) * lax.rsqrt(var + 1e-5) * scale[0] + scale[1]
-
-    x = jax.nn.relu(norm(plain(images, params["stem"], 2), params["norm"]))
-    x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
-    for p, (_, _, stride) in zip(params["blocks"], resnet_blocks(), strict=True):
-        y = jax.nn.relu(norm(plain(x, p["a"]), p["na"]))
-        y = plain(y, p["b"], stride) if stride > 1 else conv3(y, p["b"])
-        y = norm(plain(jax.nn.relu(norm(y, p["nb"])), p["c"]), p["nc"])
-        x = jax.nn.relu(y + (norm(plain(x, p["d"], stride), p["nd"]) if "d" in p else x))
-    logits = jnp.matmul(x.mean((1, 2)), params["out"], precision="highest")
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
-
-
-def resnet(batch: int = 64, side: int = 224) -> dict[str, Any]:
+def network(name: str) -> dict[str, Any]:
     """Milliseconds of a training step with XLA's convolutions and with `cavs.conv`, and how far their gradients differ."""
-    params = resnet_params(jax.random.key(0))
-    images, labels = jax.random.normal(jax.random.key(1), (batch, side, side, 3)), jnp.arange(batch) % 1000
-    found: dict[str, Any] = {"batch": batch}
+    net, batch = NETWORKS[name](), 32 if name == "densenet161" else BATCH
+    params, (images, labels) = net.init(jax.random.key(0)), net.batch(jax.random.key(1), batch)
+    found: dict[str, Any] = {"network": net.name, "batch": batch}
     grads = {}
-    for name, conv3 in (("XLA", direct), ("cavs", functools.partial(cavs.conv, precision="highest"))):
-        step = jax.jit(jax.value_and_grad(functools.partial(resnet_loss, conv3=conv3)))
-        loss, grads[name] = step(params, images, labels)
+    convs = {"XLA": functools.partial(by_xla, pads=SAME), "cavs": functools.partial(cavs.conv, precision="highest")}
+    for label, conv3 in convs.items():
+        step = jax.jit(jax.value_and_grad(functools.partial(net.loss, conv3=conv3, precision="highest")))
+        loss, grads[label] = step(params, images, labels)
         run = functools.partial(step, params, images, labels)
-        found |= {f"{name} ms": 1e3 * seconds(run, jax.block_until_ready, 3), f"{name} loss": float(loss)}
+        found |= {f"{label} ms": 1e3 * seconds(run, jax.block_until_ready, 3), f"{label} loss": float(loss)}
     # How far rounding alone moves the gradients: each pixel changes in its last bit.
     grads["moved"] = step(params, images * (1 + 2**-23), labels)[1]
     norm = lambda tree: np.sqrt(sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(tree)))  # noqa: E731
-    for name, one, other in (("difference", "XLA", "cavs"), ("difference by rounding", "cavs", "moved")):
-        found[name] = norm(jax.tree.map(jnp.subtract, grads[one], grads[other])) / norm(grads["XLA"])
+    for label, one, other in (("difference", "XLA", "cavs"), ("difference by rounding", "cavs", "moved")):
+        found[label] = norm(jax.tree.map(jnp.subtract, grads[one], grads[other])) / norm(grads["XLA"])
     return found
 
 
+PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], Sequence[str]]] = {
+    "layers": (functools.partial(layer, CONVOLUTION), tuple(LAYERS)),
+    "filters": (functools.partial(layer, FILTERS), tuple(LAYERS)),
+    "ablation": (ablation, ("ResNet-1", "VGG-2", "YOLOv3-4")),
+    "networks": (network, ("resnet50", "vgg16", "darknet53", "densenet161")),
+}
+
+
 def main(folder: Path, limit: float, names: list[str]) -> None:
-    """Measures everything, prints it, and saves it after each layer; stops beginning layers after `limit` seconds."""
-    start, found = time.perf_counter(), []
-    device = jax.devices()[0].device_kind
+    """Measures parts, or single names of them ("layers", "layers:VGG-1"). Prints and saves each record at once.
+
+    After `limit` seconds nothing more begins. Earlier records of this kind of device stay until they are measured again.
+    """
+    start, device = time.perf_counter(), jax.devices()[0].device_kind
     if not Target.here().is_hopper:
         raise SystemExit(f"bench convolution: JAX runs on {device}; expected a Hopper GPU")
-    network = resnet()
-    print(json.dumps(network), flush=True)
-    for name in names or LAYERS:
-        if time.perf_counter() - start < limit:
-            found.append(layer(name))
-            print(json.dumps(found[-1]), flush=True)
+    file = folder / f"convolution-{device.lower().replace(' ', '-')}.json"
+    records = json.loads(file.read_text()) if file.exists() else {"device": device}
+    for part, of in _selected(names):
+        if time.perf_counter() - start > limit:
+            break
+        found = {**PARTS[part][0](of), "jax": jax.__version__, "date": time.strftime("%Y-%m-%d")}
+        print(part, json.dumps(found), flush=True)
+        records.setdefault(part, {})[of] = found
         folder.mkdir(parents=True, exist_ok=True)
-        record = {
-            "device": device,
-            "jax": jax.__version__,
-            "date": time.strftime("%Y-%m-%d"),
-            "resnet50": network,
-            "layers": found,
-        }
-        (folder / f"convolution-{device.lower().replace(' ', '-')}.json").write_text(json.dumps(record, indent=1) + "\n")
+        file.write_text(json.dumps(records, indent=1) + "\n")
+        jax.clear_caches()  # compiled programs hold memory
+
+
+def _selected(names: list[str]) -> Iterator[tuple[str, str]]:
+    for name in names or PARTS:
+        part, _, one = name.partition(":")
+        if part not in PARTS or (one and one not in PARTS[part][1]):
+            known = ", ".join(f"{part} ({', '.join(of)})" for part, (_, of) in PARTS.items())
+            raise SystemExit(f"bench convolution: got {name!r}; expected a part, or part:name, of {known}")
+        yield from ((part, of) for of in ([one] if one else PARTS[part][1]))
