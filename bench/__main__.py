@@ -68,9 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument("--commit", help="the commit of this code, if this is not a git checkout")
     suite.add_argument("--results", type=Path, default=store.RESULTS)
     layers = commands.add_parser("convolution", help="time convolutions of 3 x 3, and networks, on this GPU")
-    layers.add_argument(
-        "names", nargs="*", metavar="PART", help="such as layers, filters:VGG-1 or networks; all if none"
-    )
+    layers.add_argument("names", nargs="*", metavar="PART", help="such as layers, filters:VGG-1 or networks; all if none")
     layers.add_argument("--results", type=Path, default=store.RESULTS)
     layers.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
     commands.add_parser("peers", help="list the peers and how to install them")

@@ -3,6 +3,9 @@
 import dataclasses
 import functools
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,6 +225,30 @@ def test_transformations_nest(as_on_a_card: list[str], name: str) -> None:
     )
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3)
     assert as_on_a_card
+
+
+ON_FOUR_DEVICES = """
+import functools, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+from cavs._convolution import primitives
+primitives.choose = lambda of, sizes, target: primitives.ConvolutionChoice(None)
+pads = ((1, 1), (1, 1))
+conv = functools.partial(primitives.conv, pads=pads, forced=False)
+plain = functools.partial(primitives.by_xla, pads=pads)
+x, w = (jnp.asarray(np.random.default_rng(0).normal(size=s), jnp.float32) for s in ((8, 6, 6, 3), (3, 3, 3, 4)))
+mesh = jax.sharding.Mesh(np.array(jax.devices()), "d")
+for f in (conv, plain):
+    of_w = lambda x, w, f=f: jax.grad(lambda w: jnp.sum(jnp.sin(f(x, w))))(w)
+    divided = jax.shard_map(of_w, mesh=mesh, in_specs=(P("d"), P()), out_specs=P())
+    for run in (divided, jax.jit(divided)):
+        np.testing.assert_allclose(run(x, w), jax.grad(lambda w: jnp.sum(jnp.sin(plain(x, w))))(w), rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_gradients_of_filters_add_up_over_devices() -> None:
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES], env=environment, check=True)
 
 
 def test_the_convolutions_of_all_leaves_run_as_one(as_on_a_card: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

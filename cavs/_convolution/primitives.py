@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from cavs._convolution import layouts
 from cavs._convolution.choice import ConvolutionChoice, Operation, choose
 from cavs._jaxpr.always_compiled import always_compiled
-from cavs._jaxpr.mesh_types import vary, varying
+from cavs._jaxpr.mesh_types import unchecked, untyped, vary, varying
 from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Target, convolve, filters_gradient
 
 Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
@@ -44,8 +44,12 @@ def by_xla(x: jax.Array, w: jax.Array, pads: Pads, precision: Any = lax.Precisio
 
 def filters_by_xla(x: jax.Array, dy: jax.Array, pads: Pads) -> jax.Array:
     """Returns the gradient with respect to the filters, by XLA."""
-    w = jax.ShapeDtypeStruct((3, 3, x.shape[3], dy.shape[3]), x.dtype)
-    return jax.linear_transpose(lambda w: by_xla(x, w, pads), w)(dy)[0]
+    return _transposed(lambda w: by_xla(x, w, pads), (3, 3, x.shape[3], dy.shape[3]), dy)
+
+
+def _transposed(fn: Callable[[jax.Array], jax.Array], shape: Shape, ct: jax.Array) -> jax.Array:
+    """The transpose of a linear function whose operand varies along the same mesh axes as its result."""
+    return jax.vjp(fn, vary(jnp.zeros(shape, ct.dtype), tuple(varying(ct))))[1](ct)[0]
 
 
 def _bind(primitive: Any, x: jax.Array, other: jax.Array, pads: Pads, forced: bool) -> jax.Array:
@@ -76,7 +80,7 @@ def _to_images(dy: jax.Array, x: Any, w: jax.Array, *, pads: Pads, forced: bool)
     (top, bottom), (left, right) = pads
     back = ((2 - top, 2 - bottom), (2 - left, 2 - right))
     if min(map(min, back)) < 0:
-        return jax.linear_transpose(lambda x: by_xla(x, w, pads), jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))(dy)[0]
+        return _transposed(lambda x: by_xla(x, w, pads), x.aval.shape, dy)
     return conv(dy, jnp.flip(w, (0, 1)).swapaxes(2, 3), back, forced)
 
 
@@ -148,7 +152,9 @@ def _running(operation: Operation) -> Any:
 
     def run(x: jax.Array, other: jax.Array, pads: Pads, forced: bool) -> jax.Array:
         layout = chosen(operation, x.shape, other.shape[3], pads, forced).layout
-        return operation.by_xla(x, other, pads) if layout is None else operation.launch(x, other, pads, layout)
+        with unchecked():  # inside of a `shard_map`, kernels have no types that say how values vary between devices
+            x, other = untyped((x, other))
+            return operation.by_xla(x, other, pads) if layout is None else operation.launch(x, other, pads, layout)
 
     return jax.jit(run, static_argnames=("pads", "forced"))
 
