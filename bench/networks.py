@@ -1,0 +1,287 @@
+"""Networks of images, in float32 and plain JAX: ResNet, VGG-16, FCN, DenseNet-161 and YOLO-v3's Darknet-53.
+
+```python
+network = resnet(50)
+params = network.init(jax.random.key(0))
+images, labels = network.batch(jax.random.key(1), 32)
+value = network.loss(params, images, labels, conv3=cavs.conv)
+```
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = jax.Array
+Conv = Callable[[Array, Array], Array]
+Remat = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def identity(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return fn
+
+
+def direct(x: Array, w: Array, stride: int = 1, precision: Any = None) -> Array:
+    """XLA's convolution."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=dims, precision=precision)
+
+
+class Ops(NamedTuple):
+    """What a block runs: `conv3` for filters of 3 x 3 with stride 1, `conv` for all others, `norm` for normalisations."""
+
+    conv3: Conv
+    conv: Callable[..., Array]
+    norm: Callable[[Array, Any], Array]
+
+    def __call__(self, x: Array, w: Array, stride: int = 1) -> Array:
+        return self.conv3(x, w) if stride == 1 and w.shape[:2] == (3, 3) else self.conv(x, w, stride)
+
+
+class Block(NamedTuple):
+    """A part of a network: the shapes of its filters (4), matrices (2), normalisations and biases (1), and what it computes."""
+
+    shapes: dict[str, tuple[int, ...]]
+    apply: Callable[[dict[str, Any], Array, Ops], Array]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A chain of blocks. `side`: pixels of the images; `labels`: the shape of an image's labels; `classes`: their number."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    side: int = 224
+    labels: tuple[int, ...] = ()
+    classes: int = 1000
+    norm: str = "batch"  # or "group": eight groups of channels, so that an image does not depend on others
+
+    def init(self, key: Array) -> list[dict[str, Any]]:
+        """Draws parameters (He et al.)."""
+        keys = jax.random.split(key, len(self.blocks))
+        return [_init(block.shapes, k) for block, k in zip(self.blocks, keys, strict=True)]
+
+    def batch(self, key: Array, count: int) -> tuple[Array, Array]:
+        """Draws images and labels."""
+        images = jax.random.normal(key, (count, self.side, self.side, 3))
+        return images, jax.random.randint(key, (count, *self.labels), 0, self.classes)
+
+    def loss(
+        self,
+        params: Sequence[Any],
+        images: Array,
+        labels: Array,
+        conv3: Conv | None = None,
+        precision: Any = None,
+        remat: Remat = identity,
+        segments: int = 0,
+    ) -> Array:
+        """Returns the mean cross entropy.
+
+        Args:
+            params: as `init` returns them.
+            images: (batch, side, side, 3).
+            labels: (batch, *self.labels).
+            conv3: runs convolutions of 3 x 3 with stride 1 and padding "SAME"; XLA by default.
+            precision: of the other convolutions and products.
+            remat: wraps each block, for example `jax.checkpoint`.
+            segments: instead, the number of stretches of blocks that `remat` wraps.
+        """
+        conv = partial(direct, precision=precision)
+        ops = Ops(conv3 or conv, conv, _batch_norm if self.norm == "batch" else _group_norm)
+        size = math.ceil(len(self.blocks) / segments) if segments else 1
+        x = images
+        for start in range(0, len(self.blocks), size):
+            x = remat(partial(_run, self.blocks[start : start + size], ops))(params[start : start + size], x)
+        at_label = jnp.take_along_axis(jax.nn.log_softmax(x), labels[..., None], -1)
+        return -at_label.mean()
+
+
+def _run(blocks: Sequence[Block], ops: Ops, params: Sequence[Any], x: Array) -> Array:
+    for block, p in zip(blocks, params, strict=True):
+        x = block.apply(p, x, ops)
+    return x
+
+
+def _init(shapes: dict[str, tuple[int, ...]], key: Array) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for (name, shape), k in zip(shapes.items(), jax.random.split(key, len(shapes) or 1), strict=False):
+        if len(shape) == 1:
+            found[name] = (jnp.ones(shape), jnp.zeros(shape)) if name.startswith("norm") else jnp.zeros(shape)
+        else:
+            found[name] = jax.random.normal(k, shape) * (2 / math.prod(shape[:-1])) ** 0.5
+    return found
+
+
+def _scaled(x: Array, axes: tuple[int, ...]) -> Array:
+    mean = x.mean(axes, keepdims=True)
+    return (x - mean) * lax.rsqrt(((x - mean) ** 2).mean(axes, keepdims=True) + 1e-5)
+
+
+def _batch_norm(x: Array, p: Any) -> Array:
+    return _scaled(x, (0, 1, 2)) * p[0] + p[1]
+
+
+def _group_norm(x: Array, p: Any) -> Array:
+    groups = x.reshape(*x.shape[:3], 8, -1)
+    return _scaled(groups, (1, 2, 4)).reshape(x.shape) * p[0] + p[1]
+
+
+def _pool(x: Array, size: int, stride: int, padding: str = "SAME") -> Array:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, size, size, 1), (1, stride, stride, 1), padding)
+
+
+def _head(channels: int, classes: int) -> Block:
+    def apply(p: Any, x: Array, ops: Ops) -> Array:
+        return ops(x.mean((1, 2), keepdims=True), p["w"])[:, 0, 0] + p["b"]
+
+    return Block({"w": (1, 1, channels, classes), "b": (classes,)}, apply)
+
+
+# --- ResNet (He et al., 2016).
+
+
+def resnet(depth: int, classes: int = 1000) -> Network:
+    """ResNet-18, 34, 50, 101, 152 and 200; others have as many bottleneck blocks, most of them in the third stage."""
+    known = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+    blocks = (depth - 2) // 3
+    counts = known.get(depth) or (3, max(4, blocks // 6), blocks - 6 - max(4, blocks // 6), 3)
+    bottleneck = depth not in (18, 34)
+    found, channels = [Block({"w": (7, 7, 3, 64), "norm": (64,)}, _resnet_stem)], 64
+    for stage, count in enumerate(counts):
+        width = 64 << stage
+        for n in range(count):
+            found.append(_residual(channels, width, 2 if stage and not n else 1, bottleneck))
+            channels = 4 * width if bottleneck else width
+    return Network(f"ResNet-{depth}", (*found, _head(channels, classes)), classes=classes)
+
+
+def _resnet_stem(p: Any, x: Array, ops: Ops) -> Array:
+    return _pool(jax.nn.relu(ops.norm(ops(x, p["w"], 2), p["norm"])), 3, 2)
+
+
+def _residual(channels: int, width: int, stride: int, bottleneck: bool) -> Block:
+    out = 4 * width if bottleneck else width
+    filters = [(1, 1, channels, width), (3, 3, width, width), (1, 1, width, out)]
+    filters = filters if bottleneck else [(3, 3, channels, width), (3, 3, width, width)]
+    strides = (1, stride, 1) if bottleneck else (stride, 1)
+    shapes: dict[str, tuple[int, ...]] = {f"w{i}": shape for i, shape in enumerate(filters)}
+    shapes |= {f"norm{i}": shape[-1:] for i, shape in enumerate(filters)}
+    shapes |= {"skip": (1, 1, channels, out), "norm": (out,)} if stride > 1 or channels != out else {}
+
+    def apply(p: Any, x: Array, ops: Ops) -> Array:
+        y = x
+        for i, step in enumerate(strides):
+            y = jax.nn.relu(y) if i else y
+            y = ops.norm(ops(y, p[f"w{i}"], step), p[f"norm{i}"])
+        return jax.nn.relu(y + (ops.norm(ops(x, p["skip"], stride), p["norm"]) if "skip" in p else x))
+
+    return Block(shapes, apply)
+
+
+# --- VGG (Simonyan and Zisserman, 2015) and the fully convolutional network on it (Long et al., 2015).
+
+
+def _vgg_convolutions() -> Iterator[Block]:
+    channels = 3
+    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for n in range(count):
+            yield Block({"w": (3, 3, channels, width), "b": (width,)}, partial(_convolved, pooled=n == count - 1))
+            channels = width
+
+
+def _convolved(p: Any, x: Array, ops: Ops, pooled: bool = False) -> Array:
+    x = jax.nn.relu(ops(x, p["w"]) + p["b"])
+    return _pool(x, 2, 2, "VALID") if pooled else x
+
+
+def _dense(p: Any, x: Array, ops: Ops, last: bool = False) -> Array:
+    x = ops(x.reshape(len(x), 1, 1, -1), p["w"][None, None])[:, 0, 0] + p["b"]
+    return x if last else jax.nn.relu(x)
+
+
+def vgg16(classes: int = 1000) -> Network:
+    """VGG-16, without dropout."""
+    dense = (Block({"w": (n, m), "b": (m,)}, _dense) for n, m in ((7 * 7 * 512, 4096), (4096, 4096)))
+    last = Block({"w": (4096, classes), "b": (classes,)}, partial(_dense, last=True))
+    return Network("VGG-16", (*_vgg_convolutions(), *dense, last), classes=classes)
+
+
+def fcn(classes: int = 21) -> Network:
+    """FCN-32s: a class for each pixel, without dropout."""
+    dense = (Block({"w": (k, k, n, 4096), "b": (4096,)}, _convolved) for k, n in ((7, 512), (1, 4096)))
+
+    def upscaled(p: Any, x: Array, ops: Ops) -> Array:
+        x = ops(x, p["w"]) + p["b"]
+        return jax.image.resize(x, (len(x), 32 * x.shape[1], 32 * x.shape[2], classes), "linear")
+
+    last = Block({"w": (1, 1, 4096, classes), "b": (classes,)}, upscaled)
+    return Network("FCN", (*_vgg_convolutions(), *dense, last), labels=(224, 224), classes=classes)
+
+
+# --- DenseNet-161 (Huang et al., 2017).
+
+
+def densenet161(classes: int = 1000) -> Network:
+    """DenseNet-161: growth 48."""
+    found, channels = [Block({"w": (7, 7, 3, 96), "norm": (96,)}, _resnet_stem)], 96
+    for stage, count in enumerate((6, 12, 36, 24)):
+        for _ in range(count):
+            shapes = {"w0": (1, 1, channels, 192), "w1": (3, 3, 192, 48), "norm0": (channels,), "norm1": (192,)}
+            found.append(Block(shapes, _dense_layer))
+            channels += 48
+        if stage < 3:
+            found.append(Block({"w": (1, 1, channels, channels // 2), "norm": (channels,)}, _transition))
+            channels //= 2
+    last = Block({"norm": (channels,)}, lambda p, x, ops: jax.nn.relu(ops.norm(x, p["norm"])))
+    return Network("DenseNet-161", (*found, last, _head(channels, classes)), classes=classes)
+
+
+def _dense_layer(p: Any, x: Array, ops: Ops) -> Array:
+    y = ops(jax.nn.relu(ops.norm(x, p["norm0"])), p["w0"])
+    return jnp.concatenate([x, ops(jax.nn.relu(ops.norm(y, p["norm1"])), p["w1"])], -1)
+
+
+def _transition(p: Any, x: Array, ops: Ops) -> Array:
+    x = ops(jax.nn.relu(ops.norm(x, p["norm"])), p["w"])
+    return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+
+
+# --- Darknet-53, the body of YOLO v3 (Redmon and Farhadi, 2018).
+
+
+def darknet53(classes: int = 1000) -> Network:
+    """Darknet-53 as a classifier of images of 256 x 256."""
+    found, channels = [Block({"w": (3, 3, 3, 32), "norm": (32,)}, _leaky)], 32
+    for count in (1, 2, 8, 8, 4):
+        found.append(Block({"w": (3, 3, channels, 2 * channels), "norm": (2 * channels,)}, partial(_leaky, stride=2)))
+        channels *= 2
+        half = channels // 2
+        shapes = {"w0": (1, 1, channels, half), "w1": (3, 3, half, channels), "norm0": (half,), "norm1": (channels,)}
+        found += [Block(shapes, _darknet_block)] * count
+    return Network("Darknet-53", (*found, _head(channels, classes)), side=256, classes=classes)
+
+
+def _leaky(p: Any, x: Array, ops: Ops, stride: int = 1, n: str = "") -> Array:
+    return jax.nn.leaky_relu(ops.norm(ops(x, p[f"w{n}"], stride), p[f"norm{n}"]), 0.1)
+
+
+def _darknet_block(p: Any, x: Array, ops: Ops) -> Array:
+    return x + _leaky(p, _leaky(p, x, ops, n="0"), ops, n="1")
+
+
+def small(network: Network, side: int = 64) -> Network:
+    """Returns a network for smaller images, for a CPU: not VGG-16, whose products read 7 x 7 pixels."""
+    return replace(network, side=side, labels=(side,) * len(network.labels))
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "resnet50": partial(resnet, 50), "resnet152": partial(resnet, 152), "vgg16": vgg16, "fcn": fcn,
+    "densenet161": densenet161, "darknet53": darknet53,
+}  # fmt: skip
