@@ -12,8 +12,8 @@ from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._jaxpr.custom_rules import in_forward_mode, reverse_differentiable
-from cavs._jaxpr.derivative import Derivative, cheapest, derivative
-from cavs._jaxpr.equations import is_float, needed, run_equations, values
+from cavs._jaxpr.derivative import Derivative, cheapest, derivative, read_by
+from cavs._jaxpr.equations import is_float, run_equations, values
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._jaxpr.late_zeros import run_late
@@ -21,6 +21,7 @@ from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
 from cavs._remat.masks import Bits, bits_of, compared_by_result, kept_bytes
+from cavs._remat.pooling import by_places
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], "Kept"]  # from the inputs that are differentiated to what is kept
@@ -47,7 +48,9 @@ class Graph(Derivative):
     def of(cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names) -> "Graph":
         """Traces a flat function and its derivative. `stored` are places of arguments."""
         found = derivative(function, avals, diff)
-        traced: dict[str, Any] = vars(found) | {"forward": compared_by_result(found.forward)}
+        forward, backward = by_places(compared_by_result(found.forward), found.backward)
+        needs = read_by(backward, found.grads, {*found.seeds, *found.consts, *(v for e in backward for v in e.outvars)})
+        traced: dict[str, Any] = vars(found) | {"forward": forward, "backward": backward, "needs": needs}
         return cls(**traced, diff=list(diff), stored=[found.invars[i] for i in stored], names=names)
 
     @cached_property
@@ -69,6 +72,22 @@ class Graph(Derivative):
     def float_outs(self) -> list[int]:
         """The results whose cotangents enter the backward."""
         return [i for i, x in enumerate(self.outs) if is_float(x)]
+
+    @cached_property
+    def _makers(self) -> dict[Var, int]:
+        return {v: i for i, e in enumerate(self.forward) for v in e.outvars}
+
+    def needed(self, wanted: Iterable[Atom], have: Collection[Var]) -> tuple[list[Eqn], list[Var]]:
+        """Returns the equations of the forward that compute `wanted` from the values `have`, and which of these they read."""
+        todo, found, used = list(filter(is_var, wanted)), set[int](), dict[Var, None]()
+        while todo:
+            v = todo.pop()
+            if v in have:
+                used[v] = None
+            elif (i := self._makers.get(v)) is not None and i not in found:
+                found.add(i)
+                todo += filter(is_var, self.forward[i].invars)
+        return [self.forward[i] for i in sorted(found)], list(used)
 
     @cached_property
     def stretches(self) -> list[list[Eqn]]:
@@ -115,7 +134,7 @@ class Graph(Derivative):
     @memoized
     def keeping(self, keep: tuple[Var, ...], in_bits: bool = True) -> "Kept":
         """Returns the plan of this graph that keeps the values `keep`, masks as bits: always the same object."""
-        again, used = needed(self.forward, self.needs, {*keep, *self.free})
+        again, used = self.needed(self.needs, {*keep, *self.free})
         read = dict.fromkeys(v for v in used if v in self.free and v not in self.consts)
         results = {v for e in again for v in e.outvars}
         repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
@@ -174,14 +193,14 @@ class Kept:
     def to_run(self) -> list[Eqn]:
         """Returns the equations of the forward."""
         graph = self.graph
-        eqns, _ = needed(graph.forward, [*graph.outs, *self.keep], {*graph.invars, *graph.consts})
+        eqns, _ = graph.needed([*graph.outs, *self.keep], {*graph.invars, *graph.consts})
         made = [graph.invars, *(e.outvars for e in eqns)]
         packs = [[e for v in of if v in self.bits for e in self.bits[v].pack] for of in made]
         return [*packs[0], *(x for e, pack in zip(eqns, packs[1:], strict=True) for x in (e, *pack))]
 
     def to_run_again(self, wanted: Sequence[Atom], have: set[Var]) -> tuple[list[Eqn], list[Var]]:
         """Returns the equations that compute values of the forward from those that are there, and which of these they read."""
-        eqns, used = needed(self.graph.forward, wanted, {*have, *self.bits})
+        eqns, used = self.graph.needed(wanted, {*have, *self.bits})
         masks = [self.bits[v] for v in dict.fromkeys(used) if v not in have]
         return [*(e for mask in masks for e in mask.unpack), *eqns], [*(v for v in used if v in have), *(m.var for m in masks)]
 

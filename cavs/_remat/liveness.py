@@ -4,6 +4,7 @@ XLA fuses cheap equations with what reads them, so most values never exist in me
 a sum or a scatter makes or reads it. It is free after the last equation that reads it, directly or through fused equations.
 """
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -118,6 +119,7 @@ def _inside(e: Eqn) -> int:
     return 0 if e.primitive.name in _KERNELS else max(map(_of_body, bodies_in(e)), default=0)
 
 
+@functools.lru_cache(1 << 10)
 def _of_body(body: Jaxpr) -> int:
     eqns: list[Eqn] = []
     outs = inlined(body, {}, eqns, _INLINED)

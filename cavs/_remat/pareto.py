@@ -28,6 +28,7 @@ from cavs._run.manual_axes import devices
 
 Product = tuple[str, int]  # name of a graph, place among its costly equations
 _FREE = 1e-9  # bytes for each FLOP: negligible, but among equal cuts the one that recomputes less wins
+_PRICES = (0.5, 1, 2, 4)  # bytes for each FLOP, in blocks: times the mean of all products
 _LONG = 8  # steps of a loop that may run in chunks
 _POINTS = 12  # plans that are traced
 _SMALLEST = 2  # plans of which the smallest is found by compiling
@@ -174,7 +175,10 @@ class ParetoSearch:
             inside = {chunk_of(name) for name in chunks}
             found.append(self.point(lambda name, k, flops: flops * _FREE if name in inside else None, chunks))
         if len(found[1].regions) == 1:  # a function without loops
-            found += [self.point(lambda name, k, flops: flops * _FREE, fixed=f) for f in fixed_values(found[1].kept.graph)]
+            mean = (found[1].bytes - found[2].bytes) / max(found[2].flops, 1)
+            for price in (_FREE, *(mean * x for x in _PRICES)):
+                by_price = lambda name, k, flops, price=price: flops * price  # noqa: E731
+                found += [self.point(by_price, fixed=f) for f in fixed_values(found[1].kept.graph)]
         return list({p.kept: p for p in found}.values())
 
     def _undominated(self, found: list[Point]) -> list[Point]:
