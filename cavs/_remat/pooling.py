@@ -1,6 +1,6 @@
 """The gradient of a maximum over windows, from the place of each maximum: one byte a window in place of all that was pooled.
 
-XLA looks for the maxima again in what was pooled, and adds to an array of zeros. On a GPU, these zeros may exist from the start.
+XLA looks for maxima again in what was pooled, and adds to an array of zeros. On a GPU, these may exist from the start.
 """
 
 import itertools
@@ -44,7 +44,8 @@ def _is_maximum(params: dict[str, Any]) -> bool:
 
 def _traced(fn: Any, args: Sequence[Atom], eqns: list[Eqn]) -> list[Atom]:
     """Adds the equations of a function to `eqns`, and returns its results."""
-    jaxpr, _ = opened(jax.make_jaxpr(fn)(*map(type_of, args)))
+    traced: Any = jax.make_jaxpr(fn)(*map(type_of, args))
+    jaxpr, _ = opened(traced)
     return inlined(jaxpr, dict(zip(jaxpr.invars, args, strict=True)), eqns)
 
 
