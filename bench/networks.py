@@ -276,9 +276,9 @@ def _darknet_block(p: Any, x: Array, ops: Ops) -> Array:
     return x + _leaky(p, _leaky(p, x, ops, n="0"), ops, n="1")
 
 
-def small(network: Network, side: int = 64) -> Network:
-    """Returns a network for smaller images, for a CPU: not VGG-16, whose products read 7 x 7 pixels."""
-    return replace(network, side=side, labels=(side,) * len(network.labels))
+def with_images(network: Network, side: int, norm: str = "batch") -> Network:
+    """Returns a network for images of another size, not VGG-16, and with another normalisation."""
+    return replace(network, side=side, labels=(side,) * len(network.labels), norm=norm)
 
 
 NETWORKS: dict[str, Callable[[], Network]] = {

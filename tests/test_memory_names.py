@@ -54,7 +54,7 @@ def loss(params, sched):
         ({}, 3, 0),
         ({"h1": "recompute"}, 2, 1),
         ({"h0": "recompute", "h1": "recompute", "h2": "recompute"}, 0, 3),
-        ({"h1": "offload", "h2": "keep"}, 3, 0),
+        ({"h1": "offload", "h2": "keep"}, 2, 0),
     ],
 )
 def test_what_is_named_is_kept_or_not(names, kept, again):

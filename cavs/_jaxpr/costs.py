@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+
 from cavs._jaxpr.jaxprs import Atom, Eqn, bodies_in
 
 REDUCTIONS = {
@@ -44,9 +46,14 @@ _MAP_PRICE = 1 / 4096
 
 
 def bytes_of_var(x: Atom) -> int:
-    """Returns the bytes of a variable's value."""
+    """Returns the bytes of a variable's value on the device."""
     itemsize = getattr(getattr(x.aval, "dtype", None), "itemsize", 4)  # tokens have no dtype
-    return math.prod(getattr(x.aval, "shape", ())) * itemsize
+    return 0 if on_host(x) else math.prod(getattr(x.aval, "shape", ())) * itemsize
+
+
+def on_host(x: Atom) -> bool:
+    """Returns whether a value lies in the memory of the host."""
+    return getattr(x.aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def is_costly(eqn: Eqn) -> bool:

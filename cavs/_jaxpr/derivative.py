@@ -103,12 +103,12 @@ def derivative(
     backward, grads, _ = without_names(backward, grads)
     backward, _ = needed(backward, grads, set())
     consts = dict(zip([*jaxpr.constvars, *back.constvars], [*values, *others], strict=True))
-    needs = _read(backward, grads, {*seeds, *back.constvars, *(v for e in backward for v in e.outvars)})
+    needs = read_by(backward, grads, {*seeds, *back.constvars, *(v for e in backward for v in e.outvars)})
     refusal = refusal_in(jaxpr) or refusal_in(back)
     return Derivative(jaxpr.invars, outs, seeds, grads, consts, forward, backward, needs, named, refusal)
 
 
-def _read(eqns: Sequence[Eqn], results: Sequence[Atom], without: set[Var]) -> list[Var]:
+def read_by(eqns: Sequence[Eqn], results: Sequence[Atom], without: set[Var]) -> list[Var]:
     """Returns what equations and results read, in the order of the equations, except what is in `without`."""
     read = dict.fromkeys([*(x for e in eqns for x in e.invars if is_var(x)), *filter(is_var, results)])
     return [v for v in read if v not in without]
@@ -138,7 +138,7 @@ def split_at(
     later = depends(eqns, set(seeds))
     forward = [e for e in eqns if later.isdisjoint(e.outvars)]
     backward = [e for e in needed(eqns, results, set())[0] if not later.isdisjoint(e.outvars)]
-    return forward, backward, _read(backward, [*results, *operands], later)
+    return forward, backward, read_by(backward, [*results, *operands], later)
 
 
 def cheapest(

@@ -5,7 +5,7 @@ occupy memory all the time. Here the zeros depend on the operands of their loop,
 holds for the zeros to which a scatter adds, such as the gradient of a table of embeddings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.costs import bytes_of_var, on_host
 from cavs._jaxpr.equations import bind, lines_of
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Eqn, Literal, is_var, scan_parts
@@ -21,10 +21,11 @@ from cavs._jaxpr.jaxprs import Env, Eqn, Literal, is_var, scan_parts
 _SMALL = 1 << 16  # bytes: memory that is not worth a barrier
 
 
-def run_late(eqns: Sequence[Eqn], env: Env) -> None:
-    """Runs equations and adds their results to `env`."""
+def run_late(eqns: Sequence[Eqn], env: Env, before: Callable[[Eqn], None] = lambda eqn: None) -> None:
+    """Runs equations and adds their results to `env`. `before` each of them, a function may change `env`."""
     fills = {e.outvars[0]: e for e in eqns if e.primitive.name == "broadcast_in_dim" and not is_var(e.invars[0])}
     for eqn in eqns:
+        before(eqn)
         args = [env[x] if is_var(x) else x.val for x in eqn.invars]
         with lines_of(eqn):
             filled = {i: fills[x] for i, x in enumerate(eqn.invars) if is_var(x) and x in fills}
@@ -40,7 +41,7 @@ def run_late(eqns: Sequence[Eqn], env: Env) -> None:
 
 
 def _can_be_late(eqn: Eqn) -> bool:
-    plain = all(isinstance(v.aval.dtype, jnp.dtype) for v in eqn.outvars)
+    plain = all(isinstance(v.aval.dtype, jnp.dtype) and not on_host(v) for v in eqn.outvars)
     return plain and eqn.params["length"] > 1 and not eqn.effects and max(map(bytes_of_var, eqn.outvars), default=0) >= _SMALL
 
 

@@ -31,6 +31,7 @@ def recompute(
     *,
     static_argnums: int | Sequence[int] = (),
     names: Mapping[str, str] | None = None,
+    offload: bool = False,
     plan: str | os.PathLike[str] | None = None,
 ) -> "Recomputed[R]":
     """Returns `fn` with a derivative that keeps less of the forward, and computes the rest again in the backward.
@@ -56,8 +57,10 @@ def recompute(
         static_argnums: positional arguments that are not arrays, as in `jax.checkpoint`.
         names: what to do with values that you named with `jax.ad_checkpoint.checkpoint_name`, whatever the plan would
             choose: `{"gates": "recompute"}` never keeps them, `"keep"` always does, and `"offload"` keeps them in the memory of
-            the host. Inside loops and on a CPU, `"offload"` is the same as `"keep"`. Values of a vertex function can be named,
-            too, unless `fn` itself differentiates the call of [`cavs.run`][], or has it inside a `jax.shard_map`.
+            the host; on a CPU that is the same as `"keep"`. Values of a vertex function can be named, too, unless `fn` itself
+            differentiates the call of [`cavs.run`][], or has it inside a `jax.shard_map`.
+        offload: whether a plan for a budget may keep values in the memory of the host (moDNN, section 5.2) in place of running
+            products again. It is taken if it fits and is faster; both are run for zeros to find that out, on a GPU.
         plan: a file that `Plan.save` wrote: its values are kept, and nothing is planned.
 
     Returns:
@@ -71,16 +74,18 @@ def recompute(
     if not callable(fn):
         raise TypeError(f"cavs.memory.recompute: fn: got {fn!r}; expected a function. Write recompute(loss, budget='2GiB').")
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    return Recomputed(fn, bytes_of(budget, "cavs.memory.recompute"), static, names_of(names, "recompute"), _read(plan))
+    size = bytes_of(budget, "cavs.memory.recompute")
+    return Recomputed(fn, size, static, names_of(names, "recompute"), _read(plan), offload)
 
 
 class Recomputed(Generic[R]):
     """A function whose derivative keeps less, see [`cavs.memory.recompute`][]."""
 
     def __init__(
-        self, fn: Callable[..., R], budget: int | str | None, static: tuple[int, ...], names: Names, saved: Any
+        self, fn: Callable[..., R], budget: int | str | None, static: tuple[int, ...], names: Names, saved: Any, offload: bool
     ) -> None:
         functools.update_wrapper(self, fn)
+        self._offload = offload
         self._fn, self._budget, self._static, self._names, self._saved = fn, budget, static, names, saved
         self._known: dict[Any, Any] = {}  # the plans that were compiled, as JSON, with their bytes
 
@@ -154,7 +159,9 @@ class Recomputed(Generic[R]):
 
     def _search(self, closed: Any, diff: Sequence[int]) -> ParetoSearch:
         inputs = sum(map(bytes_of_var, closed.jaxpr.invars))
-        return ParetoSearch(closed, diff, self._names, compiler_options(self._budget, inputs))
+        named = any(way == "offload" for _, way in self._names)
+        options = compiler_options(self._budget, inputs, self._offload or named)
+        return ParetoSearch(closed, diff, self._names, options, self._offload and not devices()[0])
 
     @no_collections()
     def _choose(self, search: ParetoSearch) -> Point:

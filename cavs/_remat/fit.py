@@ -2,15 +2,19 @@
 
 import contextlib
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from cavs._remat.bytes import memory_of_gpu
 from cavs.kernels import Target
 
 MOST_COMPILED = 5  # plans that are compiled for a budget
+_FENCE = "xla_gpu_experimental_scheduler_memory_fencing_"
+_FENCES = {_FENCE + "threshold_bytes": 1 << 20, _FENCE + "slack_windows": 0}
 SMALL = 512 << 20  # bytes of a budget of which cuBLAS's workspace of 32 MiB is more than 6 %
 
 
@@ -29,18 +33,39 @@ class Verified(NamedTuple):
     allocator: int | None
 
 
-def compiler_options(budget: int | str | None, least: int = 0) -> dict[str, Any]:
+def compiler_options(budget: int | str | None, least: int = 0, host: bool = False) -> dict[str, Any]:
     """Returns the options for `jax.jit` with which a small step fits its budget.
 
     On a GPU, products of large steps may use cuBLAS, which can be faster and takes a workspace of 32 MiB; those within a small
-    budget do not.
+    budget do not. Beside copies to the host, XLA would let products of gradients wait, with all that they read; a fence forbids it.
 
     Args:
         budget: as `bytes_of` returns it.
         least: bytes that the step needs in any case.
+        host: whether values are kept in the memory of the host.
     """
     small = least < SMALL if budget == "min" else budget is not None and int(budget) < SMALL
-    return {"xla_gpu_cublas_fallback": False} if small and Target.here().is_gpu else {}
+    found = {"xla_gpu_cublas_fallback": False} if small else {}
+    found |= _FENCES if host and jax.__version_info__ >= (0, 11, 2) else {}
+    return found if Target.here().is_gpu else {}
+
+
+def seconds_of_step(compiled: Any, shapes: Sequence[Any], times: int = 3) -> float:
+    """Returns how long a compiled function runs, for zeros of these shapes: the fastest of some runs."""
+    args = [jax.device_put(_zeros(x)) for x in shapes]
+    jax.block_until_ready(compiled(*args))
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*args))
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def _zeros(x: Any) -> Any:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), x.shape)
+    return jnp.zeros(x.shape, x.dtype)
 
 
 @contextlib.contextmanager

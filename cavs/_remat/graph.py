@@ -12,15 +12,17 @@ from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._jaxpr.custom_rules import in_forward_mode, reverse_differentiable
-from cavs._jaxpr.derivative import Derivative, cheapest, derivative
-from cavs._jaxpr.equations import is_float, needed, run_equations, values
+from cavs._jaxpr.derivative import Derivative, cheapest, derivative, read_by
+from cavs._jaxpr.equations import is_float, run_equations, values
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._jaxpr.late_zeros import run_late
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
-from cavs._remat.masks import Bits, bits_of, compared_by_result, kept_bytes
+from cavs._remat.masks import Form, bits_of, compared_by_result, kept_bytes
+from cavs._remat.offload import on_host, operand_of, seconds_of, starts, waits
+from cavs._remat.pooling import by_places
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], "Kept"]  # from the inputs that are differentiated to what is kept
@@ -47,7 +49,9 @@ class Graph(Derivative):
     def of(cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names) -> "Graph":
         """Traces a flat function and its derivative. `stored` are places of arguments."""
         found = derivative(function, avals, diff)
-        traced: dict[str, Any] = vars(found) | {"forward": compared_by_result(found.forward)}
+        forward, backward = by_places(compared_by_result(found.forward), found.backward)
+        needs = read_by(backward, found.grads, {*found.seeds, *found.consts, *(v for e in backward for v in e.outvars)})
+        traced: dict[str, Any] = vars(found) | {"forward": forward, "backward": backward, "needs": needs}
         return cls(**traced, diff=list(diff), stored=[found.invars[i] for i in stored], names=names)
 
     @cached_property
@@ -69,6 +73,22 @@ class Graph(Derivative):
     def float_outs(self) -> list[int]:
         """The results whose cotangents enter the backward."""
         return [i for i, x in enumerate(self.outs) if is_float(x)]
+
+    @cached_property
+    def _makers(self) -> dict[Var, int]:
+        return {v: i for i, e in enumerate(self.forward) for v in e.outvars}
+
+    def needed(self, wanted: Iterable[Atom], have: Collection[Var]) -> tuple[list[Eqn], list[Var]]:
+        """Returns the equations of the forward that compute `wanted` from the values `have`, and which of these they read."""
+        todo, found, used = list(filter(is_var, wanted)), set[int](), dict[Var, None]()
+        while todo:
+            v = todo.pop()
+            if v in have:
+                used[v] = None
+            elif (i := self._makers.get(v)) is not None and i not in found:
+                found.add(i)
+                todo += filter(is_var, self.forward[i].invars)
+        return [self.forward[i] for i in sorted(found)], list(used)
 
     @cached_property
     def stretches(self) -> list[list[Eqn]]:
@@ -113,14 +133,16 @@ class Graph(Derivative):
         return self.keeping(tuple(v for v in self.needs if v not in self.free), in_bits=False)
 
     @memoized
-    def keeping(self, keep: tuple[Var, ...], in_bits: bool = True) -> "Kept":
-        """Returns the plan of this graph that keeps the values `keep`, masks as bits: always the same object."""
-        again, used = needed(self.forward, self.needs, {*keep, *self.free})
+    def keeping(self, keep: tuple[Var, ...], in_bits: bool = True, host: frozenset[Var] = frozenset()) -> "Kept":
+        """Returns the plan of this graph that keeps the values `keep`, masks as bits, some on the host: always the same object."""
+        again, used = self.needed(self.needs, {*keep, *self.free})
         read = dict.fromkeys(v for v in used if v in self.free and v not in self.consts)
         results = {v for e in again for v in e.outvars}
         repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
-        bits = {v: found for v in keep if in_bits and (found := bits_of(v)) is not None}
-        return Kept(self, keep, in_bits, bits, list(read), again, repeated)
+        forms = {v: found for v in keep if in_bits and (found := bits_of(v)) is not None}
+        host = (host | self.offloaded).intersection(keep)
+        forms |= {v: on_host(v, forms.get(v)) for v in keep if v in host}
+        return Kept(self, keep, in_bits, host, forms, list(read), again, repeated)
 
     def saved(self, found: dict[str, Any] | None) -> "Kept":
         """Returns what `Kept.as_json` wrote.
@@ -133,8 +155,8 @@ class Graph(Derivative):
                 "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
                 "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
             )
-        keep = (self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found["keep"])
-        return self.keeping(tuple(keep), found["in_bits"])
+        keep, host = ([self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found[k]] for k in ("keep", "host"))
+        return self.keeping(tuple(keep), found["in_bits"], frozenset(host))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +166,9 @@ class Kept:
     Attributes:
         graph: the graph.
         keep: those that cost memory.
-        in_bits: whether masks are kept in bits; `bits`: these masks.
+        in_bits: whether masks are kept in bits.
+        host: those that are kept in the memory of the host.
+        forms: how masks, and values on the host, are kept.
         free: inputs that the backward reads, which exist anyway.
         again: the equations that run again.
         repeated: the costly ones among them, as places in `graph.costly`.
@@ -153,37 +177,38 @@ class Kept:
     graph: Graph
     keep: tuple[Var, ...]
     in_bits: bool
-    bits: dict[Var, Bits]
+    host: frozenset[Var]
+    forms: dict[Var, Form]
     free: list[Var]
     again: list[Eqn]
     repeated: list[int]
 
     def bytes(self) -> int:
-        """Returns the bytes of the kept values."""
+        """Returns the bytes of the kept values on the device."""
         return sum(bytes_of_var(self.as_kept(v)) for v in self.keep)
 
     @property
     def variables(self) -> list[Var]:
-        """The values from which the backward starts: `free`, and `keep` or their bits."""
+        """The values from which the backward starts: `free`, and `keep` in their forms."""
         return [*self.free, *map(self.as_kept, self.keep)]
 
     def as_kept(self, v: Var) -> Var:
-        """Returns the variable of a kept value, or that of its bits."""
-        return self.bits[v].var if v in self.bits else v
+        """Returns the variable of a kept value, or that of its form."""
+        return self.forms[v].var if v in self.forms else v
 
     def to_run(self) -> list[Eqn]:
         """Returns the equations of the forward."""
         graph = self.graph
-        eqns, _ = needed(graph.forward, [*graph.outs, *self.keep], {*graph.invars, *graph.consts})
+        eqns, _ = graph.needed([*graph.outs, *self.keep], {*graph.invars, *graph.consts})
         made = [graph.invars, *(e.outvars for e in eqns)]
-        packs = [[e for v in of if v in self.bits for e in self.bits[v].pack] for of in made]
+        packs = [[e for v in of if v in self.forms for e in self.forms[v].pack] for of in made]
         return [*packs[0], *(x for e, pack in zip(eqns, packs[1:], strict=True) for x in (e, *pack))]
 
     def to_run_again(self, wanted: Sequence[Atom], have: set[Var]) -> tuple[list[Eqn], list[Var]]:
         """Returns the equations that compute values of the forward from those that are there, and which of these they read."""
-        eqns, used = needed(self.graph.forward, wanted, {*have, *self.bits})
-        masks = [self.bits[v] for v in dict.fromkeys(used) if v not in have]
-        return [*(e for mask in masks for e in mask.unpack), *eqns], [*(v for v in used if v in have), *(m.var for m in masks)]
+        eqns, used = self.graph.needed(wanted, {*have, *self.forms})
+        forms = [self.forms[v] for v in dict.fromkeys(used) if v not in have]
+        return [*(e for form in forms for e in form.unpack), *eqns], [*(v for v in used if v in have), *(f.var for f in forms)]
 
     def flops(self) -> float:
         """Returns the FLOPs of the costly equations that run again."""
@@ -193,19 +218,46 @@ class Kept:
         """Returns the equation and the number of each kept value (of inputs -1 and their number), and a mark of the graph."""
         places = {v: (-1, j) for j, v in enumerate(self.graph.invars)}
         places |= {v: (i, j) for i, e in enumerate(self.graph.forward) for j, v in enumerate(e.outvars)}
-        return {"graph": mark(self.graph.forward), "keep": [places[v] for v in self.keep], "in_bits": self.in_bits}
+        return {
+            "graph": mark(self.graph.forward),
+            "keep": [places[v] for v in self.keep],
+            "host": [places[v] for v in self.host],
+            "in_bits": self.in_bits,
+        }
 
     def run_forward(self, args: Sequence[Any], late: bool) -> tuple[list[Any], list[Any]]:
         """Returns the results of the function and the values for the backward. `late`: see `run_late`."""
         graph = self.graph
         env = dict(zip(graph.invars, args, strict=True)) | graph.consts
-        (run_late if late else run_equations)(self.to_run(), env)
-        return values(graph.outs, env), self._moved(values(self.variables, env), jax.memory.Space.Host)
+        eqns = self.to_run()
+        if not late:
+            run_equations(eqns, env)
+        else:
+            places = {
+                id(eqns[i]): hosts for i, hosts in waits(eqns, {self.as_kept(v): bytes_of_var(v) for v in self.host}).items()
+            }
 
-    def _moved(self, saved: Sequence[Any], to: Any) -> list[Any]:
-        """Moves the values that are offloaded."""
-        pairs = zip((*self.free, *self.keep), saved, strict=True)
-        return [jax.device_put(x, to) if v in self.graph.offloaded else x for v, x in pairs]
+            def wait(eqn: Eqn) -> None:
+                hosts, x = places.get(id(eqn), ()), operand_of(eqn, {*graph.invars, *graph.consts})
+                if hosts and x is not None:
+                    env.update(zip([x, *hosts], barrier([env[x], *(env[h] for h in hosts)]), strict=True))
+
+            run_late(eqns, env, wait)
+        return values(graph.outs, env), values(self.variables, env)
+
+    @cached_property
+    def copied(self) -> list[list[Var]]:
+        """For each stretch of the backward, the values on the host that begin to be copied before it."""
+        if not self.host:
+            return [[] for _ in self.graph.stretches]
+        have, durations, needs = {*self.variables, *self.graph.consts, *self.graph.seeds}, list[float](), list[list[Var]]()
+        for stretch in self.graph.stretches:
+            have.update(v for e in stretch for v in e.outvars)
+            again, used = self.to_run_again([x for e in stretch for x in e.invars if is_var(x) and x not in have], have)
+            needs.append([v for v in self.keep if v in self.host and self.as_kept(v) in used and v not in have])
+            have.update(v for e in again for v in e.outvars)
+            durations.append(seconds_of([*again, *stretch]))
+        return starts(durations, needs)
 
     def pull_back(self, saved: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
@@ -214,11 +266,12 @@ class Kept:
         recomputed right before it. If `late`, a barrier ties them to the cotangent that the last costly equation computed.
         Without a barrier, XLA would recognise the forward's equations and keep their results.
         """
-        graph, saved = self.graph, self._moved(saved, jax.memory.Space.Device)
+        graph = self.graph
         env: Env = graph.consts | dict(zip((*self.variables, *graph.seeds), (*saved, *cotangents), strict=True))
         tie = [v for v, x in zip(graph.seeds, cotangents, strict=True) if isinstance(x, jax.Array)]
         for i, stretch in enumerate(graph.stretches):
             made = {v for e in stretch for v in e.outvars}
+            self._recompute(self.copied[i], env, tie if late else [])
             self._recompute([x for e in stretch for x in e.invars if is_var(x) and x not in made], env, tie if late else [])
             (run_late if late else run_equations)(stretch, env)
             tie = [v for v in stretch[-1].outvars if is_float(v)] or tie

@@ -4,6 +4,7 @@ XLA fuses cheap equations with what reads them, so most values never exist in me
 a sum or a scatter makes or reads it. It is free after the last equation that reads it, directly or through fused equations.
 """
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from cavs._remat.graph import Kept
 
 _VIEWS = {"reshape", "squeeze", "expand_dims", "transpose", "copy"}
 _SUMS = REDUCTIONS | CUMULATIVE
+_COPIES = {"device_put"}  # between device and host
 _UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"}
 _INLINED = (*CALLS, "checkpoint", "remat2", "core_call", "platform_dependent")
 _KERNELS = {"mpmd_map", "pallas_call", "core_map"}  # what is inside lies on the chip
@@ -28,9 +30,10 @@ def estimated_peak(kept: Kept) -> int:
     order = kept.to_run()
     have = {*kept.variables, *graph.consts, *graph.seeds}
     names: dict[Var, Atom] = {}  # of what runs again
-    for stretch in graph.stretches:
+    for stretch, copied in zip(graph.stretches, kept.copied, strict=True):
         have.update(v for e in stretch for v in e.outvars)
-        again, _ = kept.to_run_again([x for e in stretch for x in e.invars if is_var(x) and x not in have], have)
+        wanted = [*copied, *(x for e in stretch for x in e.invars if is_var(x) and x not in have)]
+        again, _ = kept.to_run_again(wanted, have)
         for e in again:
             results = [cast(Var, jex.Var(v.aval)) for v in e.outvars]
             order.append(_renamed(e, names, results))
@@ -96,7 +99,7 @@ def _stored(eqns: Sequence[Eqn]) -> set[Var]:
 
 def _is_alone(e: Eqn) -> bool:
     """Returns whether an equation is not fused with others."""
-    return e.primitive.name in _SUMS | _UPDATES or is_costly(e) or bool(bodies_in(e))
+    return e.primitive.name in _SUMS | _UPDATES | _COPIES or is_costly(e) or bool(bodies_in(e))
 
 
 def _overwritten(e: Eqn, dying: Collection[Var], sources: Mapping[Var, frozenset[Var]]) -> set[Var]:
@@ -118,6 +121,7 @@ def _inside(e: Eqn) -> int:
     return 0 if e.primitive.name in _KERNELS else max(map(_of_body, bodies_in(e)), default=0)
 
 
+@functools.lru_cache(1 << 10)
 def _of_body(body: Jaxpr) -> int:
     eqns: list[Eqn] = []
     outs = inlined(body, {}, eqns, _INLINED)

@@ -15,6 +15,7 @@ from cavs._jaxpr.names import Names, names_in
 from cavs._jaxpr.source_lines import source_line
 from cavs._remat.graph import Graph, Kept
 from cavs._remat.loop_derivative import TracedLoop, add_dependent, loop_with_derivative
+from cavs._remat.offload import longest_kept
 
 # Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
 _OPENED = ("jit", "pjit", "closed_call", "core_call")
@@ -61,8 +62,9 @@ class Planner:
         regions: gains what each graph keeps, by its name.
         chunks: of the loops that run in chunks, the number of steps of a chunk.
         saved: a saved plan, which says what to keep instead of `price`.
-        names: what the user asks for by name; values of loops are not offloaded.
+        names: what the user asks for by name.
         fixed: values of the function itself that are kept in any case.
+        host: the share of the kept bytes that are kept in the memory of the host.
         traced: the graphs traced already, by name, differentiated inputs and chunks; shared by the planners of one function.
         bodies: bodies without loops that were traced already, with `diff` and `stored` as in `keep`, and their graphs.
     """
@@ -75,6 +77,7 @@ class Planner:
     names: Names = ()
     saved: dict[str, Any] | None = None
     fixed: Collection[Var] = ()
+    host: float = 0
     _inner: list[tuple[tuple[Any, ...], Kept]] = field(default_factory=list)  # the calls of `keep` inside of the present one
 
     def keep(
@@ -102,6 +105,8 @@ class Planner:
         else:
             fixed = () if name else self.fixed
             kept = graph.plain() if price is None else graph.choose(lambda k, flops: price(name, k, flops), fixed)
+        if self.host:
+            kept = graph.keeping(kept.keep, kept.in_bits, longest_kept(graph.forward, kept.keep, self.host, times))
         self.regions.pop(name, None)
         self.regions[name] = Region(name, line, times, kept)
         self._inner.append(((closed, diff, name, line, times, stored), kept))
@@ -132,7 +137,7 @@ class Planner:
             self._evaluate(jaxpr, env, {jaxpr.invars[i] for i in diff}, name, times, inner, idle)
             return values(jaxpr.outvars, env)
 
-        graph = Graph.of(function, list(map(type_of, jaxpr.invars)), diff, stored, self._names(graph_name=name))
+        graph = Graph.of(function, list(map(type_of, jaxpr.invars)), diff, stored, self.names)
         graph.named.update({name: set() for name in idle - graph.named.keys()})
         return graph
 
@@ -162,10 +167,6 @@ class Planner:
             return bind(e, operands)
 
         run_equations(jaxpr.eqns, env, results)
-
-    def _names(self, graph_name: str) -> Names:
-        """Returns the options of one graph."""
-        return self.names if not graph_name else tuple((n, way if way != "offload" else "keep") for n, way in self.names)
 
     def _loop(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, inner: list[str]) -> list[Any]:
         inner.append(name)

@@ -14,16 +14,16 @@ from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, body_of, is_var, opened
 
 
-class Bits(NamedTuple):
-    """A kept mask, eight elements to a byte: the variable of the bytes, the equations that pack, and those that unpack."""
+class Form(NamedTuple):
+    """How a value is kept: as a variable, the equations that compute it (`pack`), and those that return the value."""
 
     var: Var
     pack: list[Eqn]
     unpack: list[Eqn]
 
 
-def bits_of(mask: Var) -> Bits | None:
-    """Returns how a value is kept as bits; `None` if it is not a mask, or too small to gain from it."""
+def bits_of(mask: Var) -> Form | None:
+    """Returns how a value is kept with eight elements to a byte; `None` if it is not a mask, or too small to gain from it."""
     axis = _packed_axis(mask)
     if axis is None:
         return None
@@ -35,7 +35,7 @@ def bits_of(mask: Var) -> Bits | None:
     jaxpr, _ = opened(unpacking)
     inlined(jaxpr, {jaxpr.invars[0]: bits}, unpack)
     unpack[-1] = unpack[-1].replace(outvars=[mask])
-    return Bits(cast(Var, bits), pack, unpack)
+    return Form(cast(Var, bits), pack, unpack)
 
 
 def _packed(mask: jax.Array, axis: int) -> jax.Array:

@@ -19,7 +19,7 @@ from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.names import Names
 from cavs._remat.blocks import fixed_values
-from cavs._remat.fit import MOST_COMPILED, compiled_step
+from cavs._remat.fit import MOST_COMPILED, compiled_step, seconds_of_step
 from cavs._remat.graph import Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
 from cavs._remat.loops import Planner, Price, Region, chunk_of
@@ -28,6 +28,7 @@ from cavs._run.manual_axes import devices
 
 Product = tuple[str, int]  # name of a graph, place among its costly equations
 _FREE = 1e-9  # bytes for each FLOP: negligible, but among equal cuts the one that recomputes less wins
+_PRICES = (0.5, 1, 2, 4)  # bytes for each FLOP, in blocks: times the mean of all products
 _LONG = 8  # steps of a loop that may run in chunks
 _POINTS = 12  # plans that are traced
 _SMALLEST = 2  # plans of which the smallest is found by compiling
@@ -78,25 +79,33 @@ class ParetoSearch:
     Attributes:
         names: what the user asks for by name.
         options: of the compiler.
+        offload: whether values may be kept in the memory of the host, where that is faster.
         plans: all that were traced, by what they keep.
         peaks: their estimated peaks.
         compiled: the bytes of temporary memory of those that were compiled; by `None` that of `jax.grad`.
         traced, bodies: see `Planner`.
+        steps: the compiled plans, if they may run.
     """
 
     closed: Any
     diff: Sequence[int]
     names: Names = ()
     options: dict[str, Any] = field(default_factory=dict)
+    offload: bool = False
     plans: dict[Kept, Point] = field(default_factory=dict)
     peaks: dict[Kept, int] = field(default_factory=dict)
     compiled: dict[Kept | None, int] = field(default_factory=dict)
     traced: dict[Any, Any] = field(default_factory=dict)
     bodies: list[Any] = field(default_factory=list)
+    steps: dict[Kept, Any] = field(default_factory=dict)
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
         """Returns the plan at a price for running products again."""
         return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed))
+
+    def on_host(self, share: float) -> Point:
+        """Returns the plan that runs no product again, and keeps a share of its bytes in the memory of the host."""
+        return self._planned(Planner(lambda *_: None, self.traced, self.bodies, names=self.names, host=share))
 
     def saved(self, saved: dict[str, Any]) -> Point:
         """Returns a saved plan. In `plain` alone, masks are bytes."""
@@ -136,8 +145,22 @@ class ParetoSearch:
                 return outs, pull_back([jnp.ones_like(x) for x in outs if is_float(x)])
 
             shapes = tuple(map(type_of, self.closed.jaxpr.invars))
-            self.compiled[kept] = compiled_step(jax.jit(both), shapes, self.options)[1]
+            step, self.compiled[kept] = compiled_step(jax.jit(both), shapes, self.options)
+            if self.offload and kept is not None:
+                self.steps[kept] = step
         return self.compiled[kept]
+
+    def _faster_on_host(self, best: Point | None, budget: int) -> Point | None:
+        """Returns a plan that fits the budget and ran faster than `best`, with values on the host, or `best`."""
+        kept = self.cheap().bytes
+        share = (self.measure(self.cheap()) - budget) / max(kept, 1)
+        for more in (1.1, 1.5):
+            point = self.on_host(min(more * share, 1.0))
+            if self.measure(point) <= budget:
+                shapes = [type_of(v) for v in self.closed.jaxpr.invars]
+                seconds = [seconds_of_step(self.steps[p.kept], shapes) for p in (point, best) if p is not None]
+                return point if seconds[0] == min(seconds) else best
+        return best
 
     def plain(self) -> Point:
         """Returns the plan of `jax.grad`."""
@@ -174,7 +197,10 @@ class ParetoSearch:
             inside = {chunk_of(name) for name in chunks}
             found.append(self.point(lambda name, k, flops: flops * _FREE if name in inside else None, chunks))
         if len(found[1].regions) == 1:  # a function without loops
-            found += [self.point(lambda name, k, flops: flops * _FREE, fixed=f) for f in fixed_values(found[1].kept.graph)]
+            mean = (found[1].bytes - found[2].bytes) / max(found[2].flops, 1)
+            for price in (_FREE, *(mean * x for x in _PRICES)):
+                by_price = lambda name, k, flops, price=price: flops * price  # noqa: E731
+                found += [self.point(by_price, fixed=f) for f in fixed_values(found[1].kept.graph)]
         return list({p.kept: p for p in found}.values())
 
     def _undominated(self, found: list[Point]) -> list[Point]:
@@ -204,7 +230,7 @@ class ParetoSearch:
                 best = point
         if best is None and self.measure(least := self.smallest()) <= budget:
             best = least
-        return best
+        return self._faster_on_host(best, budget) if self.offload else best
 
     def smallest(self) -> Point:
         """Returns the smallest of the plans that are estimated to be the smallest. Compiles at most `_SMALLEST`."""

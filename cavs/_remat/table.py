@@ -96,8 +96,9 @@ class Plan:
         eqn = next((e for e in region.kept.graph.forward if v in e.outvars), None)
         line = (source_line(eqn) if eqn is not None else region.line) or ""
         what = eqn.primitive.name if eqn is not None else "state of the loop"
-        shape = v.aval.str_short(short_dtypes=True) + (" in bits" if v in region.kept.bits else "")
-        return what, shape, region.times, bytes_of_var(region.kept.as_kept(v)), line
+        kept = region.kept
+        how = " on the host" if v in kept.host else " in bits" if v in kept.forms else ""
+        return what, v.aval.str_short(short_dtypes=True) + how, region.times, bytes_of_var(kept.as_kept(v)), line
 
     def repeated(self) -> list[tuple[str, float, str]]:
         """Returns the products that run twice: name, FLOPs, line."""

@@ -1,0 +1,322 @@
+"""Training steps in processes of their own: the allocator's peak, runs with a capped allocator, largest batches, and the host.
+
+`python -m bench.budget_runs FOLDER [--limit SECONDS] [--small] [--only PART ...]` writes `budget_runs.json`, after each run.
+
+Each step is planned and compiled in one process, which also measures algorithms of convolutions, and runs in another one, which
+reads the compiled program: so the allocator's peak is that of the step.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.remote import ROOT, Child, WorkerDied
+
+Record = dict[str, Any]
+CONSTANT = 128 << 20  # bytes of a capped allocator beyond the budget of a step: workspaces, and what runs before it
+PATIENCE = 400  # seconds
+AT_ONCE = 12  # processes that compile, and processes that wait for their turn
+SECONDS, MOST = 1.5, 20  # a step is timed for so long, or so often
+
+
+def tasks(small: bool) -> list[Record]:
+    """The runs: "model", "variant", sizes, and whether the allocator is capped."""
+    echo = [
+        {"part": "peak", "model": m, "variant": v}
+        for m in ("transformer", "resnet", "nmt")
+        for v in ("jax.grad", "checkpoint", "recompute", "recompute min")
+    ]
+    echo += [{"part": "peak", "model": "resnet", "variant": v} for v in ("recompute /2.2", "recompute /2.5")]
+    host = [
+        ("transformer", "host 0.5"),
+        ("transformer", "host 1"),
+        ("transformer", "recompute /5"),
+        ("transformer", "offload /5"),
+    ]
+    host += [("resnet", "host 0.2"), ("resnet", "host 1"), ("deepspeech2", "host 1"), ("deepspeech2", "recompute")]
+    samples = 16 if small else 512
+    arrays = ("relu_cnn", "resnet_with_group_norm", "mixer", "lstm_language_model", "transformer_of_arrays")
+    capped = [{"model": m, "variant": "parts /3", "samples": samples, "hidden": 16 if small else 128} for m in arrays]
+    capped += [
+        {"model": m, "variant": "parts /2", "samples": samples, "hidden": 512} for m in ("tree_lstm", "lstm", "child_sum")
+    ]
+    capped += [{"model": "resnet", "variant": "recompute /2.5"}, {"model": "transformer", "variant": "recompute /5"}]
+    large = {
+        "vgg16": {"jax.grad": 64, "recompute": 128, "parts 12GB": 256, "jax.grad ": 256},
+        "resnet152": {"jax.grad": 32, "recompute": 64, "recompute 10GB": 128, "parts 10GB": 256},
+    }
+    largest = [
+        {"part": "largest", "model": m, "variant": v.strip(), "samples": 2 if small else n, "side": 32 if small else 224}
+        for m, of in large.items()
+        for v, n in of.items()
+    ]
+    found = [*echo, *({"part": "host", "model": m, "variant": v} for m, v in host), *({"part": "capped"} | c for c in capped)]
+    return [t | {"small": small} for t in (*found, *largest) if not (small and t["model"] == "vgg16")]
+
+
+# --- In a process.
+
+
+def model(task: Record) -> tuple[Callable[..., Any], Any, Any, Record]:
+    """Returns a loss of parameters, a batch and a `remat`; both on the CPU; and arguments of `cavs.memory.plan`."""
+    import jax
+
+    from bench import budgets, echo_cases, networks, plans
+
+    name = task["model"]
+    if name in budgets.PROGRAMS:
+        step = budgets.Step(name, "auto", task["samples"], task["hidden"])
+        return lambda p, b, remat: step.loss(p, b), step.params, step.graphs, {"collate": step.collate}
+    if "hidden" in task:
+        made = plans.ARRAYS[name.removesuffix("_of_arrays")](task["samples"], task["hidden"])
+        return lambda p, b, remat: made[0](p, b), made[1], made[2], {"axis": made[3]}
+    if name in networks.NETWORKS:
+        norm = "group" if task["variant"].startswith("parts") else "batch"
+        net = networks.with_images(networks.NETWORKS[name](), task["side"], norm)
+        params, batch = net.init(jax.random.key(0)), net.batch(jax.random.key(1), task["samples"])
+        return lambda p, b, remat: net.loss(p, *b, remat=remat), params, batch, {}
+    case = echo_cases.CASES[name]
+    sizes = case.small if task["small"] else case.full
+    params, batch = jax.jit(lambda key: case.init(key, **sizes))(jax.random.key(0))
+    return case.loss, params, batch, {}
+
+
+def step_of(task: Record, folder: Path, known: Record | None) -> tuple[Any, Any, Any, Record]:
+    """Plans and compiles a step. Returns it, its parameters, its batch and a record.
+
+    Args:
+        task: the run.
+        folder: of plans that were made before, or are written.
+        known: the record of the process that planned; None: this one plans.
+    """
+    import jax
+
+    from bench.echo_cases import identity
+    from cavs.memory import load, plan, recompute
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        loss, params, batch, how = model(task)
+    kind, _, amount = task["variant"].partition(" ")
+    fn: Callable[..., Any] = partial(_with, loss, jax.checkpoint if kind == "checkpoint" else identity)
+    path, found, options = folder / f"{name_of(task)}.json", Record(), Record(known["options"]) if known else {}
+    start = time.perf_counter()
+    if kind == "parts" and known:
+        planned = load(path, fn, params, batch, **how)
+        fn, batch = planned.loss, planned.batch(batch)
+    elif kind == "parts":
+        planned = plan(fn, params, batch, _budget(amount, lambda: plan(fn, params, batch, **how).peak), **how)
+        planned.save(path)
+        fn, batch, options = planned.loss, planned.batch(batch), planned.compiler_options
+        found |= {"parts": planned.parts * planned.segments}
+    elif kind in ("recompute", "host", "offload") and known:
+        fn = recompute(fn, plan=path)
+    elif kind in ("recompute", "host", "offload"):
+        plain = partial(_temp, fn, params, batch)
+        if kind == "host":
+            made = recompute(fn, names=None).plan(params, batch)
+            point, options = made._search.on_host(float(amount)), _host_options()
+            path.write_text(json.dumps(point.as_json()))
+        else:
+            made = recompute(fn, _budget(amount, plain), offload=kind == "offload").plan(params, batch)
+            made.save(path)
+            point, options = made._point, made.compiler_options
+        regions = point.regions.values()
+        found |= {"kept": point.bytes, "flops": point.flops, "on_host": sum(r.times * _bytes(r.kept.host) for r in regions)}
+        fn = recompute(fn, plan=path)
+    found["plan_s"] = round(time.perf_counter() - start, 1)
+    start = time.perf_counter()
+    compiled = _compiled(fn, params, batch, options)
+    memory = compiled.memory_analysis()
+    found |= {"options": options, "compile_s": round(time.perf_counter() - start, 1)}
+    if memory is not None:
+        total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        found |= {"temp": memory.temp_size_in_bytes, "total": total + memory.temp_size_in_bytes}
+    return compiled, params, batch, (known or {}) | {k: v for k, v in found.items() if k not in (known or {})}
+
+
+def _with(loss: Callable[..., Any], remat: Any, params: Any, batch: Any) -> Any:
+    return loss(params, batch, remat)
+
+
+def _bytes(values: Any) -> int:
+    return sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in values)
+
+
+def _budget(amount: str, whole: Callable[[], int]) -> int | str | None:
+    return int(whole() / float(amount[1:])) if amount.startswith("/") else amount or None
+
+
+def _host_options() -> Record:
+    from cavs._remat.fit import compiler_options
+
+    return compiler_options(None, host=True)
+
+
+def _compiled(fn: Any, params: Any, batch: Any, options: Record) -> Any:
+    import jax
+
+    def step(params: Any, batch: Any) -> tuple[Any, Any]:
+        value, grads = jax.value_and_grad(fn)(params, batch)
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
+
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+    return jax.jit(step, donate_argnums=0).lower(*shapes).compile(options)
+
+
+def _temp(fn: Any, params: Any, batch: Any) -> int:
+    return _compiled(fn, params, batch, {}).memory_analysis().temp_size_in_bytes
+
+
+def measured(compiled: Any, params: Any, batch: Any) -> Record:
+    """Runs a step, and returns its time and the allocator's peak."""
+    import jax
+
+    params, batch = jax.device_put((params, batch), jax.devices()[0])
+    times = []
+    while sum(times[2:]) < SECONDS and len(times) < MOST + 2:
+        start = time.perf_counter()
+        params, value = compiled(params, batch)
+        jax.block_until_ready(value)
+        times.append(time.perf_counter() - start)
+    stats = jax.devices()[0].memory_stats() or {}
+    found = {"ms": round(1e3 * sorted(times[2:])[len(times[2:]) // 2], 3), "loss": float(value)}
+    return found | {"peak": stats.get("peak_bytes_in_use"), "limit": stats.get("bytes_limit")}
+
+
+def bandwidth() -> Record:
+    """Bytes in a second to the host and back."""
+    from cavs._remat.offload import host_bandwidth
+
+    return {"part": "bandwidth", "bytes_per_second": host_bandwidth()}
+
+
+def process(task: Record, folder: Path) -> None:
+    """Plans and compiles, or, if that was done, says that it is ready, waits, and runs."""
+    import jax
+
+    if task["part"] == "bandwidth":
+        print(json.dumps(bandwidth()), flush=True)
+        return
+    path = folder / f"{name_of(task)}.record"
+    known = json.loads(path.read_text()) if path.exists() else None
+    compiled, params, batch, record = step_of(task, folder, known)
+    if known is None:
+        path.write_text(json.dumps(record))
+        print(json.dumps(record), flush=True)
+        return
+    print("ready", flush=True)
+    if sys.stdin.readline():
+        record |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__} | measured(compiled, params, batch)
+        print(json.dumps(record), flush=True)
+
+
+# --- The parent.
+
+
+def name_of(task: Record) -> str:
+    return "-".join(str(v).replace(" ", "_").replace("/", "by") for k, v in task.items() if k not in ("small", "error"))
+
+
+def environment(folder: Path, cap: int | None, total: int | None) -> dict[str, str]:
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    found = os.environ | cache | {"PYTHONPATH": str(ROOT), "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    if cap and total:
+        return found | {"XLA_CLIENT_MEM_FRACTION": str(cap / total), "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+    return found | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def memory_of_gpu() -> int | None:
+    with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):
+        command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+    return None
+
+
+def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
+    """Runs the tasks, until the time is up, and writes and returns their records."""
+    end, found, total = time.perf_counter() + limit, list[Record](), memory_of_gpu()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def child(task: Record, cap: int | None = None) -> Child:
+            arguments = ["bench.budget_runs", "--process", json.dumps(task), str(folder)]
+            return Child(arguments, environment(folder, cap, total), folder / f"{name_of(task)}.log")
+
+        def failed(task: Record, died: WorkerDied) -> Record:
+            log = folder / f"{name_of(task)}.log"
+            return task | {"error": (log.read_text().strip() if log.exists() else str(died))[-600:]}
+
+        def prepared(task: Record) -> Record:
+            if end - time.perf_counter() < 0.3 * limit:
+                return task | {"error": "no time to compile"}
+            one = child(task)
+            try:
+                return task | json.loads(one.answer(max(1, end - 0.2 * limit - time.perf_counter())))
+            except WorkerDied as died:
+                return failed(task, died)
+            finally:
+                one.close()
+
+        def save(record: Record) -> None:
+            found.append(record)
+            out.mkdir(parents=True, exist_ok=True)
+            lines = ",\n ".join(json.dumps(r) for r in found)
+            (out / "budget_runs.json").write_text(f"[\n {lines}\n]\n")
+            print(line_of(record), flush=True)
+
+        def answered(task: Record, one: Child) -> Record:
+            try:
+                if one.answer(max(1, end - time.perf_counter())) != "ready" or time.perf_counter() > end:
+                    return task | {"error": "no time to run"}
+                one.send("go")
+                return task | json.loads(one.answer(max(1, end - time.perf_counter())))
+            except WorkerDied as died:
+                return failed(task, died)
+            finally:
+                one.close()
+
+        save(prepared({"part": "bandwidth"}))
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            records = list(pool.map(prepared, wanted))
+        print(f"compiled: {limit - (end - time.perf_counter()):.0f} s", flush=True)
+        ready = [(t, r) for t, r in zip(wanted, records, strict=True) if "error" not in r]
+        for record in records:
+            if "error" in record:
+                save(record)
+        for i in range(0, len(ready), AT_ONCE):
+            caps = [r["total"] + CONSTANT if t["part"] == "capped" else None for t, r in ready[i : i + AT_ONCE]]
+            group = [(t, cap, child(t, cap)) for (t, _), cap in zip(ready[i : i + AT_ONCE], caps, strict=True)]
+            for task, cap, one in group:
+                save(answered(task, one) | ({"cap": cap} if cap else {}))
+    return found
+
+
+def line_of(r: Record) -> str:
+    """One line of the summary."""
+    sizes = [f"{k} {r[k] / 1e6:.0f} MB" for k in ("temp", "total", "peak", "cap", "limit", "on_host") if r.get(k)]
+    more = [f"{k} {r[k]}" for k in ("parts", "ms", "samples", "bytes_per_second") if r.get(k)]
+    return " ".join([r["part"], r.get("model", ""), r.get("variant", ""), *sizes, *more, r.get("error", "")[-200:]])
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--process":
+        process(json.loads(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("folder", type=Path)
+        parser.add_argument("--limit", type=float, default=480)
+        parser.add_argument("--small", action="store_true")
+        parser.add_argument("--only", nargs="*")
+        asked = parser.parse_args()
+        run_all([t for t in tasks(asked.small) if not asked.only or t["part"] in asked.only], asked.folder, asked.limit)
