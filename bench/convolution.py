@@ -64,10 +64,9 @@ def rms_errors(true: np.ndarray, found: dict[str, jax.Array]) -> dict[str, float
     return {name: float(np.sqrt(np.mean((np.asarray(y, np.float64) - true) ** 2))) for name, y in found.items()}
 
 
-def draw(shapes: Sequence[tuple[int, ...]], few: int | None = None) -> list[np.ndarray]:
-    """Random operands; with a number of images instead of `BATCH` if `few` is given."""
+def draw(shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Random operands."""
     rng = np.random.default_rng(0)
-    shapes = [(few, *shape[1:]) if few and shape[0] == BATCH else shape for shape in shapes]
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
@@ -129,7 +128,7 @@ def layer(operation: Operation, name: str) -> dict[str, Any]:
     if operation is CONVOLUTION:
         apart = functools.partial(convolve_in_stages, padding=SAME, layout=layouts[best])
         found["stages"] = launches(jax.jit(apart), *operands)
-    few = draw(operation.shapes(s), FEW)
+    few = draw(operation.shapes(dataclasses.replace(s, images=FEW)))
     results = {"direct": jax.jit(functools.partial(operation.by_xla, pads=SAME))(*few)}
     for m in (4, 2):
         layout = dataclasses.replace(layouts[best], m=m)

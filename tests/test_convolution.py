@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax.sharding import Mesh, PartitionSpec
 
 import cavs
+from bench import convolution as bench, networks
 from cavs._convolution import choice as choice_module, conv as conv_module, layouts, primitives
 from cavs.kernels import H200, ConvolutionSizes, Distances, Target, convolve, filters_gradient
 from cavs.kernels._tasks.convolution import convolve_in_stages
@@ -342,6 +344,37 @@ def test_without_memory_for_measuring_xla_runs(monkeypatch: pytest.MonkeyPatch, 
     assert "did not fit in the free memory" in cavs.explain_conv(x, w, precision="highest")
     assert not list(tmp_path.rglob("*.json"))  # the next process measures again
     choice_module._records.cache_clear()
+
+
+def test_the_bench_measures_every_part(as_on_a_card: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def in_stages(x: jax.Array, w: jax.Array, padding: Any, layout: Any) -> jax.Array:
+        return staged(x, w, padding, layout.m)
+
+    monkeypatch.setattr(bench, "BATCH", 3)
+    monkeypatch.setattr(bench, "LAYERS", {"VGG-2": (3, 2, 5)})
+    monkeypatch.setattr(bench, "convolve", in_stages)
+    monkeypatch.setattr(bench, "convolve_in_stages", in_stages)
+    monkeypatch.setattr(bench, "launches", lambda run, *operands: [float(run(*operands).ndim)])
+    monkeypatch.setattr(bench, "seconds", lambda run, finish, times=1: float(finish(run()) is not None))
+    monkeypatch.setattr(Target, "here", lambda: H200)
+    chosen = choice_module.ConvolutionChoice(None, dict.fromkeys(named_layouts(), 1.0) | {"xla": 2.0})
+    monkeypatch.setattr(bench, "chosen", lambda *args: chosen)
+    monkeypatch.setattr(bench, "NETWORKS", {"resnet50": lambda: networks.with_images(networks.resnet(18), 16)})
+    bench.main(tmp_path, 100, ["layers:VGG-2", "filters:VGG-2"])
+    bench.main(tmp_path, 100, ["ablation:VGG-2", "networks:resnet50"])
+    found = json.loads(next(tmp_path.glob("convolution-*.json")).read_text())
+    for part in ("layers", "filters"):
+        errors = found[part]["VGG-2"]["errors"]
+        assert 0 < errors["F(2x2)"] <= 4 * errors["direct"] and 0 < errors["F(4x4)"] <= 10 * errors["direct"]
+    assert found["ablation"]["VGG-2"]["stages apart"] == [4.0]
+    assert found["networks"]["resnet50"]["difference"] < 1e-3
+    with pytest.raises(SystemExit, match="bench convolution: got 'layer'; expected a part, or part:name, of layers"):
+        bench.main(tmp_path, 100, ["layer"])
+
+
+def named_layouts() -> set[str]:
+    s = ConvolutionSizes(3, 5, 5, 2, 3, SAME, 4)
+    return {*layouts.of_convolution(s, H200), *layouts.of_filters(s, H200)}
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the launch needs jax 0.11")
