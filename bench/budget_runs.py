@@ -52,14 +52,17 @@ def tasks(small: bool) -> list[Record]:
         {"model": m, "variant": "parts /2", "samples": samples, "hidden": 512} for m in ("tree_lstm", "lstm", "child_sum")
     ]
     capped += [{"model": "resnet", "variant": "recompute /2.5"}, {"model": "transformer", "variant": "recompute /5"}]
-    large = {
-        "vgg16": {"jax.grad": 64, "recompute": 128, "parts 12GB": 256, "jax.grad ": 256},
-        "resnet152": {"jax.grad": 32, "recompute": 64, "recompute 10GB": 128, "parts 10GB": 256},
-    }
-    largest = [
-        {"part": "largest", "model": m, "variant": v.strip(), "samples": 2 if small else n, "side": 32 if small else 224}
-        for m, of in large.items()
-        for v, n in of.items()
+    # "group": a normalisation with which a batch may be in parts. jax.grad of 256 samples is moDNN's ideal case.
+    large = [("vgg16", 80, "jax.grad"), ("vgg16", 192, "recompute"), ("vgg16", 256, "jax.grad"), ("vgg16", 256, "parts 8GB")]
+    large += [("vgg16", 256, "parts 1500MB"), ("resnet152", 64, "jax.grad"), ("resnet152", 96, "recompute")]
+    large += [
+        ("resnet152", 128, "recompute 10GB"),
+        ("resnet152", 256, "jax.grad group"),
+        ("resnet152", 256, "parts 11GB group"),
+    ]
+    largest: list[Record] = [
+        {"part": "largest", "model": m, "variant": v, "samples": 2 if small else n, "side": 32 if small else 224}
+        for m, n, v in large
     ]
     found = [*echo, *({"part": "host", "model": m, "variant": v} for m, v in host), *({"part": "capped"} | c for c in capped)]
     return [t | {"small": small} for t in (*found, *largest) if not (small and t["model"] == "vgg16")]
@@ -82,7 +85,7 @@ def model(task: Record) -> tuple[Callable[..., Any], Any, Any, Record]:
         made = plans.ARRAYS[name.removesuffix("_of_arrays")](task["samples"], task["hidden"])
         return lambda p, b, remat: made[0](p, b), made[1], made[2], {"axis": made[3]}
     if name in networks.NETWORKS:
-        norm = "group" if task["variant"].startswith("parts") else "batch"
+        norm = "group" if "group" in task["variant"] else "batch"
         net = networks.with_images(networks.NETWORKS[name](), task["side"], norm)
         params, batch = net.init(jax.random.key(0)), net.batch(jax.random.key(1), task["samples"])
         return lambda p, b, remat: net.loss(p, *b, remat=remat), params, batch, {}
@@ -107,7 +110,7 @@ def step_of(task: Record, folder: Path, known: Record | None) -> tuple[Any, Any,
 
     with jax.default_device(jax.devices("cpu")[0]):
         loss, params, batch, how = model(task)
-    kind, _, amount = task["variant"].partition(" ")
+    kind, _, amount = task["variant"].removesuffix(" group").partition(" ")
     fn: Callable[..., Any] = partial(_with, loss, jax.checkpoint if kind == "checkpoint" else identity)
     path, found, options = folder / f"{name_of(task)}.json", Record(), Record(known["options"]) if known else {}
     start = time.perf_counter()
@@ -287,16 +290,23 @@ def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
                 one.close()
 
         save(prepared({"part": "bandwidth"}))
+        slow_first = sorted(wanted, key=lambda task: task["model"] != "resnet152")
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            records = list(pool.map(prepared, wanted))
+            records = {name_of(t): r for t, r in zip(slow_first, pool.map(prepared, slow_first), strict=True)}
         print(f"compiled: {limit - (end - time.perf_counter()):.0f} s", flush=True)
-        ready = [(t, r) for t, r in zip(wanted, records, strict=True) if "error" not in r]
-        for record in records:
+        ready = [task for task in wanted if "error" not in records[name_of(task)]]
+        for record in records.values():
             if "error" in record:
                 save(record)
-        for i in range(0, len(ready), AT_ONCE):
-            caps = [r["total"] + CONSTANT if t["part"] == "capped" else None for t, r in ready[i : i + AT_ONCE]]
-            group = [(t, cap, child(t, cap)) for (t, _), cap in zip(ready[i : i + AT_ONCE], caps, strict=True)]
+
+        def started(tasks: Sequence[Record]) -> list[tuple[Record, int | None, Child]]:
+            caps = [records[name_of(t)]["total"] + CONSTANT if t["part"] == "capped" else None for t in tasks]
+            return [(t, cap, child(t, cap)) for t, cap in zip(tasks, caps, strict=True)]
+
+        groups = [ready[i : i + AT_ONCE] for i in range(0, len(ready), AT_ONCE)]
+        following = started(groups[0]) if groups else []
+        for i in range(len(groups)):
+            group, following = following, started(groups[i + 1]) if i + 1 < len(groups) else []
             for task, cap, one in group:
                 save(answered(task, one) | ({"cap": cap} if cap else {}))
     return found
