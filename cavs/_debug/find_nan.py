@@ -220,8 +220,7 @@ class _Search:
     ) -> tuple[Eqn, Eqn, list[Value]] | None:
         """Follows a NaN back from output `number` to the equation that produced it.
 
-        Returns:
-            The equation of `jaxpr`, the innermost equation within it, and the operands of the latter.
+        Returns the equation of `jaxpr`, the innermost equation within it, and the operands of the latter.
         """
         env: dict[Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
         origin: dict[Var, Eqn] = {}

@@ -34,8 +34,7 @@ class Shapes:
     def shared(self, members: Sequence[Member]) -> "Shapes":
         """Returns a copy, for another loader.
 
-        Raises:
-            ValueError: it has other data sets, or schedules them in another way.
+        Raises `ValueError` if it has other data sets, or schedules them in another way.
         """
         if len(members) != len(self._members) or any(
             a.graphs is not b.graphs or a.options != b.options for a, b in zip(members, self._members, strict=False)
@@ -94,12 +93,7 @@ class Shapes:
     def _chosen(self, graphs: list[list[np.ndarray]], devices: int) -> np.ndarray:
         """Chooses the smallest shape into which each batch fits on all devices. Adds shapes if needed.
 
-        Args:
-            graphs: for each member, the graphs of each batch and device.
-            devices: D.
-
-        Returns:
-            (K,) numbers of shapes.
+        Returns (K,) numbers of shapes. `graphs`: for each member, the graphs of each batch and device.
         """
         lengths = np.array([[len(some) for some in of[::devices]] for of in graphs]).T  # (K, members)
         number = np.full(len(lengths), -1)

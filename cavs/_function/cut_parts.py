@@ -20,21 +20,14 @@ _LAYOUT = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "squeeze
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredCuts:
-    """What the levels store for the gradients of the lazy and eager parts.
+    """What the levels store for the gradients of the lazy and eager parts."""
 
-    Attributes:
-        values: the values, cut cotangents or parts of them, each once.
-        domain: the domain of each: ROW or EDGE.
-        within: the parts of cut cotangents that are stored as they are, if other cut cotangents have some of these parts, too.
-        parts: the parts of each cut cotangent that is not stored, in the order of its elements.
-        eqns: put these together.
-    """
-
-    values: list[Var]
-    domain: Domains
+    values: list[Var]  # the values, cut cotangents or parts of them, each once
+    domain: Domains  # the domain of each: ROW or EDGE
+    # The parts of cut cotangents that are stored as they are, if other cut cotangents have some of these parts, too.
     within: dict[Var, list[Var]]
-    parts: dict[Var, list[Var]]
-    eqns: list[Eqn]
+    parts: dict[Var, list[Var]]  # the parts of each cut cotangent that is not stored, in the order of its elements
+    eqns: list[Eqn]  # put these together
 
 
 def stored_cuts(joint: Joint, parts: bool = True) -> StoredCuts:

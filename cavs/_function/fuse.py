@@ -40,8 +40,7 @@ def fuse_products(program: Program, known: Domains) -> tuple[Program, list[str]]
     First, products that share their row operand become one, with the weights side by side (the gates of an LSTM). Then products
     that share their weight become one, with the row operands stacked (the forget gates of a Tree-LSTM).
 
-    Returns:
-        The new program, and a description of each fused group.
+    Returns the new program, and a description of each fused group.
     """
     notes: list[str] = []
     for shared in _Shared:

@@ -35,9 +35,7 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
         child: the leaves of the state of one child, which stands for all, and of the row of its edge, if `fn` reads it.
         count: the number of children.
         call: the number of this call of `gather_all` in F.
-
-    Returns:
-        What `gather_all` returns: the results of `fn`, reduced over the children.
+    Returns what `gather_all` returns: the results of `fn`, reduced over the children.
     """
     out = _of_child(fn, child, count, call)
     if reduce == "softmax":
@@ -134,12 +132,8 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
 def score_and_value(out: PyTree, shape: tuple[int, ...] = ()) -> tuple[jax.Array, PyTree]:
     """Returns the score and the value of what `fn` returned for a softmax.
 
-    Args:
-        out: what `fn` returned.
-        shape: the axes of the children before those of one result.
-
-    Raises:
-        ValueError: `out` is not a pair that begins with a scalar.
+    `out`: what `fn` returned. `shape`: the axes of the children before those of one result. Raises `ValueError` if `out` is not
+    a pair that begins with a scalar.
     """
     if not isinstance(out, tuple) or len(out) != 2 or jnp.shape(out[0]) != shape:
         got = jax.tree.map(lambda x: jnp.shape(x)[len(shape) :], out)

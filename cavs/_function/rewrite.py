@@ -44,9 +44,7 @@ class _Zero:
 def retrace(program: Program, body: Callable[[Env], Sequence[jax.Array]]) -> Program:
     """Returns a new program with the same inputs.
 
-    Args:
-        program: the program.
-        body: takes an environment of the program's inputs and constants; returns the outputs of the new program.
+    `body`: takes an environment of the program's inputs and constants; returns the outputs of the new program.
     """
 
     def fn(*args: jax.Array) -> list[jax.Array]:

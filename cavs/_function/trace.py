@@ -32,17 +32,11 @@ class Pushed(NamedTuple):
 
 
 class ArgumentShapes(NamedTuple):
-    """Shapes of what F is given.
+    """Shapes of what F is given."""
 
-    Attributes:
-        params: of the parameters.
-        inputs: of ONE vertex's row of the inputs.
-        edges: of ONE edge's row of the edges.
-    """
-
-    params: PyTree
-    inputs: PyTree
-    edges: PyTree
+    params: PyTree  # of the parameters
+    inputs: PyTree  # of ONE vertex's row of the inputs
+    edges: PyTree  # of ONE edge's row of the edges
 
 
 def trace_role(
@@ -51,7 +45,6 @@ def trace_role(
     """Traces and rewrites F for one kind and role.
 
     Args:
-        function: F.
         kind: the kind of vertex.
         shapes: the shapes of what F is given.
         most: the largest number of children; `None` if F does not call `gather_all` within `gather_all`.
@@ -111,8 +104,7 @@ def _traced(
 ) -> tuple[Program, Callable[[Program], _Arguments], Pushed, bool, bool]:
     """F as a program, and how to find its inputs in this program or a rewritten one.
 
-    Returns:
-        Both, what F pushes, whether it calls `gather_all`, and whether that reads edges.
+    Returns both, what F pushes, whether it calls `gather_all`, and whether that reads edges.
     """
     fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
     avals = function.state_avals(shapes.params, shapes.inputs)

@@ -176,8 +176,7 @@ def _run(
 ) -> list[list[jax.Array]]:
     """Runs the recurrent equations; a `tap` adds a delta to each float output of a reader of parameters.
 
-    Returns:
-        The operands of each reader.
+    Returns the operands of each reader.
     """
     number = {id(r.eqn): n for n, r in enumerate(readers)}
     operands: list[list[jax.Array]] = [[] for _ in readers]

@@ -149,17 +149,11 @@ def _is_spec(x: Any) -> bool:
 
 @dataclasses.dataclass
 class _Gathers:
-    """How F calls `gather_all` while it is traced: shared by all handles of a vertex.
+    """How F calls `gather_all` while it is traced: shared by all handles of a vertex."""
 
-    Attributes:
-        calls: The number of calls, without those inside others.
-        inside: Whether one of them is being traced.
-        reads_edges: Whether one of them had `edges=True`.
-    """
-
-    calls: int = 0
-    inside: bool = False
-    reads_edges: bool = False
+    calls: int = 0  # the number of calls, without those inside others
+    inside: bool = False  # whether one of them is being traced
+    reads_edges: bool = False  # whether one of them had `edges=True`
 
 
 class Vertex:

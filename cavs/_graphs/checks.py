@@ -41,11 +41,7 @@ class OptionalFields(TypedDict):
 def checked_structure(
     num_vertices: ArrayLike | Sequence[int], num_children: ArrayLike | Sequence[int], children: ArrayLike | Sequence[int]
 ) -> Structure:
-    """Validates these arguments of `Graphs.build` and computes heights.
-
-    Raises:
-        ValueError: as `Graphs.build`.
-    """
+    """Validates these arguments of `Graphs.build` and computes heights. Raises `ValueError` if as `Graphs.build`."""
     n = integers("num_vertices", num_vertices)
     counts = integers("num_children", num_children)
     kids = integers("children", children, np.int32)
@@ -97,11 +93,7 @@ def checked_fields(
     x: PyTree = None,
     num_edges: int = 0,
 ) -> OptionalFields:
-    """Validates the optional arguments of `Graphs.build`.
-
-    Raises:
-        ValueError: as `Graphs.build`.
-    """
+    """Validates the optional arguments of `Graphs.build`. Raises `ValueError` if as `Graphs.build`."""
 
     def ids(name: str, value: ArrayLike | None, names: tuple[str, ...] | None) -> np.ndarray | None:
         if value is None:
@@ -157,11 +149,8 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
 def checked_index(index: Index, count: int) -> slice | np.ndarray:
     """Validates an index into `count` graphs.
 
-    Returns:
-        A slice of step 1 with 0 <= start <= stop <= count, or graph numbers (K,) int64 from 0 to count - 1.
-
-    Raises:
-        IndexError: a graph number is out of range, or the index is of another type or shape.
+    Returns a slice of step 1 with 0 <= start <= stop <= count, or graph numbers (K,) int64 from 0 to count - 1. Raises
+    `IndexError` if a graph number is out of range, or the index is of another type or shape.
     """
     if isinstance(index, (int, np.integer)):
         i = int(index)

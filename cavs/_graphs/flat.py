@@ -50,8 +50,7 @@ def value_type(values: Sequence[object], *, optional: bool) -> type | None | str
 
     Integers are 0 to 2**31 - 1; a `bool` is not an integer here. `None` is allowed if `optional`.
 
-    Returns:
-        `int` or `str`; `None` if there are no values; a text that describes the invalid values otherwise.
+    Returns `int` or `str`; `None` if there are no values; a text that describes the invalid values otherwise.
     """
     types = set(map(type, values))
     if optional:

@@ -16,16 +16,11 @@ def offsets(counts: np.ndarray) -> np.ndarray:
 def heights(owner: np.ndarray, child: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Computes heights level by level (Kahn, 1962), in time linear in V + E.
 
-    NumPy processes all vertices of a level at once, while the number of levels is small enough for that to pay. The
-    remaining levels, those of a chain or another deep graph, are processed by a loop over vertices.
+    NumPy processes all vertices of a level at once, while the number of levels is small enough for that to pay. The remaining
+    levels, those of a chain or another deep graph, are processed by a loop over vertices.
 
-    Args:
-        owner: (E,) flat row of each edge's parent.
-        child: (E,) flat row of each edge's child.
-        counts: (V,) number of children of each vertex.
-
-    Returns:
-        (V,) int32, the length of the longest path to a leaf; -1 for vertices on a cycle or above one.
+    Returns (V,) int32, the length of the longest path to a leaf; -1 for vertices on a cycle or above one. `owner`: (E,) flat
+    row of each edge's parent. `child`: (E,) flat row of each edge's child. `counts`: (V,) number of children of each vertex.
     """
     height = np.where(counts == 0, 0, -1).astype(np.int32)
     by_child = np.argsort(child, kind="stable")

@@ -11,8 +11,7 @@ INT32_MAX = 2**31 - 1
 def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.int64) -> np.ndarray:
     """Returns `value` as a 1-d array of `dtype`.
 
-    Raises:
-        ValueError: `value` is not a 1-d array of integers, or does not fit `dtype`. The message begins with `name`.
+    Raises `ValueError` if `value` is not a 1-d array of integers, or does not fit `dtype`. The message begins with `name`.
     """
     array = np.asarray(value)
     if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
@@ -29,11 +28,10 @@ def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.
 def check_total(name: str, counts: np.ndarray) -> None:
     """Checks that non-negative counts of vertices or edges add up to less than 2^31.
 
-    Schedules store rows as int32. The check also protects from overflow: with a sum that overflows, NumPy would write
-    outside its arrays.
+    Schedules store rows as int32. The check also protects from overflow: with a sum that overflows, NumPy would write outside
+    its arrays.
 
-    Raises:
-        ValueError: one count, or the sum of all, is 2^31 or more.
+    Raises `ValueError` if one count, or the sum of all, is 2^31 or more.
     """
     # Each count first: if all of them pass, their sum cannot overflow int64.
     large = np.flatnonzero(counts > INT32_MAX)

@@ -26,31 +26,18 @@ _NEVER = 1 << 20  # times the size of a value that is not to be kept
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-    """A flat function and its VJP, in one program.
+    """A flat function and its VJP, in one program."""
 
-    Attributes:
-        invars: the arguments.
-        outs: the results.
-        seeds: the cotangents of the results that are floats.
-        grads: the cotangents of the differentiated arguments.
-        consts: the arrays over which the function closes.
-        forward: the equations of the function, and of what its VJP reads.
-        backward: the equations that lead from `seeds` to `grads`.
-        needs: the values of the forward that the backward reads, arguments included.
-        named: the values of the forward that the user has named.
-        refusal: why JAX cannot differentiate this again in reverse mode, as with calls of `run`; else `None`.
-    """
-
-    invars: list[Var]
-    outs: list[Atom]
-    seeds: list[Var]
-    grads: list[Atom]
-    consts: Env
-    forward: list[Eqn]
-    backward: list[Eqn]
-    needs: list[Var]
-    named: dict[str, set[Var]]
-    refusal: str | None
+    invars: list[Var]  # the arguments
+    outs: list[Atom]  # the results
+    seeds: list[Var]  # the cotangents of the results that are floats
+    grads: list[Atom]  # the cotangents of the differentiated arguments
+    consts: Env  # the arrays over which the function closes
+    forward: list[Eqn]  # the equations of the function, and of what its VJP reads
+    backward: list[Eqn]  # the equations that lead from `seeds` to `grads`
+    needs: list[Var]  # the values of the forward that the backward reads, arguments included
+    named: dict[str, set[Var]]  # the values of the forward that the user has named
+    refusal: str | None  # why JAX cannot differentiate this again in reverse mode, as with calls of `run`; else `None`
 
 
 def vjp_at(
@@ -125,15 +112,11 @@ def split_at(
 ) -> tuple[list[Eqn], list[Eqn], list[Var]]:
     """Splits a program into a function and its VJP.
 
-    Args:
-        eqns: the program.
-        seeds: the cotangents that enter the VJP.
-        results: the cotangents that it returns.
-        operands: other values that are read after the forward.
-
     Returns:
         The equations that depend on no seed; those that lead from the seeds to the results; and what these, the results and
         the operands read of the former, in the order of the program.
+    `seeds`: the cotangents that enter the VJP. `results`: the cotangents that it returns. `operands`: other values that are
+    read after the forward.
     """
     later = depends(eqns, set(seeds))
     forward = [e for e in eqns if later.isdisjoint(e.outvars)]
@@ -199,10 +182,8 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
     differ in the last bit: a sum on a GPU runs in another order, or the compiler rounds differently among other equations. Then
     the gradient would go nowhere.
 
-    Args:
-        eqns: the forward, in order.
-        wanted: what the backward reads of it.
-        available: what the backward has, before it computes anything again.
+    `eqns`: the forward, in order. `wanted`: what the backward reads of it. `available`: what the backward has, before it
+    computes anything again.
     """
     found: set[Var] = set()
     related = computed_once(eqns)

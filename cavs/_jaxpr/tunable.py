@@ -20,17 +20,11 @@ CallOf = Callable[[Any], tuple[Callable[..., PyTree], str]]  # from options to a
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TunableRules(Rules):
-    """The rules of a call with options.
+    """The rules of a call with options."""
 
-    Attributes:
-        names: the values that can be kept by name.
-        engine: the name of the engine that runs, if it is known.
-        with_options: returns the rules with other options.
-    """
-
-    names: frozenset[str]
-    engine: str
-    with_options: Callable[[Any], "TunableRules"]
+    names: frozenset[str]  # the values that can be kept by name
+    engine: str  # the name of the engine that runs, if it is known
+    with_options: Callable[[Any], "TunableRules"]  # returns the rules with other options
 
 
 def tunable(call_of: CallOf, options: Any, names: Collection[str] = ()) -> Callable[..., PyTree]:

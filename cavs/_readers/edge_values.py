@@ -13,10 +13,7 @@ from cavs._readers.source import Path, format_error
 class RowValues:
     """The values of a key of all lines, in the order of the rows of `Graphs`.
 
-    Args:
-        path: the file.
-        key: the key, for messages.
-        one: what has a value: an "edge" or a "vertex".
+    `key`: the key, for messages. `one`: what has a value: an "edge" or a "vertex".
     """
 
     def __init__(self, path: Path, key: str, one: str):
@@ -29,14 +26,11 @@ class RowValues:
 
         Args:
             number: the number of the line in the file.
-            line: the line.
             values: its values; `None` if it lacks the key.
             position: the number of graphs before it.
             count: the number of its edges or vertices.
             order: the index that brings the values into the order of the rows.
-
-        Raises:
-            FormatError: the values are not one number, or nested list of numbers of one shape, for each edge or vertex.
+        Raises `FormatError` if the values are not one number, or nested list of numbers of one shape, for each edge or vertex.
         """
         if (values is not None) != self.given and position:
             first = "has" if self.given else "lacks"
@@ -92,11 +86,7 @@ def _by_name(x: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def rows_for_json(rows: np.ndarray, name: str) -> list[object]:
-    """The rows of `Graphs.edge_attr` or of `Graphs.x` for JSON.
-
-    Raises:
-        ValueError: a value is not a finite real number.
-    """
+    """The rows of `Graphs.edge_attr` or of `Graphs.x` for JSON. Raises `ValueError` if a value is not a finite real number."""
     if rows.dtype.kind == "c" or not np.isfinite(rows).all():
         raise ValueError(
             f"write_edges: {name}: got {rows.dtype} with values that are not finite real numbers; expected such "

@@ -159,14 +159,11 @@ def _leaves_back(
     """Transposes the static parts, and F at the leaves unless the engine has run them.
 
     Args:
-        batch: The batch.
         engine: The engine that ran the levels.
         saved: What the forward saved.
         known: The cotangents after the levels.
         cts: The cotangents of the pushes, (Vp, ...); not read if every push is a scattered state.
-
-    Returns:
-        The cotangents as `backward` returns them.
+    Returns the cotangents as `backward` returns them.
     """
     sched, plan, states = batch.sched, batch.plan, saved.states
     ct_params: list[Cotangent] = []

@@ -25,35 +25,21 @@ Arrays = list[jax.Array]
 
 
 class Given(NamedTuple):
-    """The arrays that `run` is given, flat.
+    """The arrays that `run` is given, flat."""
 
-    Attributes:
-        params: The leaves of the parameters.
-        inputs: The leaves of the inputs, (Vp, ...).
-        edges: The leaves of the edges, (Ep, ...).
-        select: (M,) ints, the vertices whose pushes are returned; `None` for all.
-    """
-
-    params: Arrays
-    inputs: Arrays
-    edges: Arrays
-    select: jax.Array | None
+    params: Arrays  # the leaves of the parameters
+    inputs: Arrays  # the leaves of the inputs, (Vp, ...)
+    edges: Arrays  # the leaves of the edges, (Ep, ...)
+    select: jax.Array | None  # (M,) ints, the vertices whose pushes are returned; `None` for all
 
 
 class _Leaves(NamedTuple):
-    """F at the leaves; empty if the engine runs them.
+    """F at the leaves; empty if the engine runs them."""
 
-    Attributes:
-        vertices: For each kind, the rows of its leaves in the inputs, padded.
-        states: As `Engine.forward_levels` takes them.
-        pushes: For each kind, the pushes of its leaves.
-        transposes: For each kind, the transpose of F.
-    """
-
-    vertices: list[jax.Array]
-    states: Arrays
-    pushes: list[Arrays]
-    transposes: list[Transpose]
+    vertices: list[jax.Array]  # for each kind, the rows of its leaves in the inputs, padded
+    states: Arrays  # as `Engine.forward_levels` takes them
+    pushes: list[Arrays]  # for each kind, the pushes of its leaves
+    transposes: list[Transpose]  # for each kind, the transpose of F
 
 
 class _Early(NamedTuple):
@@ -74,9 +60,7 @@ def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool)
         engine: Runs the levels.
         given: The arguments of `run`.
         save: Whether to save what `_run.adjoint.backward` reads.
-
-    Returns:
-        The leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
+    Returns the leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
     """
     plan, select = job.plan, given.select
     batch = batch_of(job, sched, engine.runs_leaves(job))

@@ -34,16 +34,12 @@ class Sweep(NamedTuple):
 
     `inputs` are the leaves of the inputs, then those of the edges. `fixed` says for each leaf of `params`, and for each of
     `inputs`, whether nobody asks for its cotangent.
-
-    Attributes:
-        primal: `primal(params, data, inputs, select) -> pushes`.
-        forward: `forward(fixed, params, data, inputs, select) -> (pushes, saved)`.
-        backward: `backward(fixed, saved, data, select, cotangents of pushes) -> (cotangents of params, of inputs)`. Those of
-            fixed leaves may be anything.
     """
 
-    primal: Callable[..., PyTree]
-    forward: Callable[..., PyTree]
+    primal: Callable[..., PyTree]  # `primal(params, data, inputs, select) -> pushes`
+    forward: Callable[..., PyTree]  # `forward(fixed, params, data, inputs, select) -> (pushes, saved)`
+    # `backward(fixed, saved, data, select, cotangents of pushes) -> (cotangents of params, of inputs)`. Those of fixed
+    # leaves may be anything.
     backward: Callable[..., PyTree]
 
 

@@ -31,10 +31,7 @@ class Tasks(NamedTuple):
 class ReferenceBatch:
     """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.shape_choice.SortedBatch`.
 
-    Args:
-        graphs: the batch.
-        num_kinds: the number of kinds.
-        with_kinds: whether vertices are sorted by kind, or scheduled as one kind.
+    `num_kinds`: the number of kinds. `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind.
     """
 
     def __init__(self, graphs: Graphs, num_kinds: int, with_kinds: bool):
@@ -82,8 +79,7 @@ class ReferenceBatch:
     def cut(self, cut: Cut) -> int:
         """Cuts the levels into tasks. Returns their number.
 
-        Raises:
-            NoRoom: a vertex has more children than a task has room for.
+        Raises `NoRoom` if a vertex has more children than a task has room for.
         """
         found: list[tuple[int, ...]] = []
         row, starts = 0, [0] * len(self.sizes.inner)
@@ -125,11 +121,7 @@ class ReferenceBatch:
             at += size
 
     def write(self, shape: Shape) -> np.ndarray:
-        """Returns the integers of the schedule, after `cut`.
-
-        Raises:
-            NoRoom: the batch does not fit `shape`.
-        """
+        """Returns the integers of the schedule, after `cut`. Raises `NoRoom` if the batch does not fit `shape`."""
         if not has_room(shape, self.sizes, len(self._tasks.row)):
             raise NoRoom(f"a batch has {self.sizes}; its shape is {shape}.")
         data = aligned(length_of(shape))

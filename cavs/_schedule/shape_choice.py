@@ -168,11 +168,8 @@ def _shape(
 def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], arity: int) -> Shape:
     """Cuts a batch into tasks, and chooses its shape.
 
-    Args:
-        batch: The batch.
-        options: The options of the schedule.
-        names: The names of the kinds.
-        arity: The number of children of every inner vertex of the data set; 0 if it varies.
+    `options`: the options of the schedule. `names`: the names of the kinds. `arity`: the number of children of every inner
+    vertex of the data set; 0 if it varies.
     """
     shape = _shape(batch.sizes, names, arity, options, None if options.exact else bucket)
     tasks = batch.cut(Cut(shape.classes, options.policy == "serial"))
@@ -293,11 +290,8 @@ def sums(counts: Counts, batches: Sequence[np.ndarray]) -> np.ndarray:
 def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
     """Returns (3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
 
-    Args:
-        counts: the counts of each graph.
-        batch: graphs per batch.
-        strata: (batch, 2) if a batch has one graph of each stratum: its graphs are those from `strata[i, 0]` to
-            `strata[i, 1] - 1`.
+    `counts`: the counts of each graph. `batch`: graphs per batch. `strata`: (batch, 2) if a batch has one graph of each
+    stratum: its graphs are those from `strata[i, 0]` to `strata[i, 1] - 1`.
     """
     if strata is None:
         return np.stack([np.sort(of, axis=0)[::-1][:batch].sum(0) for of in counts])
@@ -352,6 +346,9 @@ def few_shapes(
 ) -> list[tuple[Shape, ...]]:
     """Returns at most `most` shapes, ascending, for batches of one number of graphs each.
 
+    Returns:
+        For each shape, one `Shape` for each member. All batches within the bounds fit the last one.
+
     Args:
         members: data sets, and the options of their schedules; a batch has a part of each.
         batches: for each member, the graphs of a sample of batches. All have the same length.
@@ -359,9 +356,6 @@ def few_shapes(
         bounds: for each member, (3, kinds), the most leaves, inner vertices and edges of any batch; `None` if the sample
             contains all batches that will ever occur.
         worth: the fraction of the rows that one more shape must save.
-
-    Returns:
-        For each shape, one `Shape` for each member. All batches within the bounds fit the last one.
     """
     counts = [counts_of(graphs, options.kinds) for graphs, options in members]
     samples = [sums(of, some) for (_, of), some in zip(counts, batches, strict=True)]

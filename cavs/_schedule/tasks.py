@@ -115,15 +115,10 @@ class LimitedClass(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the levels of a batch are cut into tasks.
+    """How the levels of a batch are cut into tasks."""
 
-    Attributes:
-        classes: the classes of tasks.
-        serial: whether each task has one vertex.
-    """
-
-    classes: Classes
-    serial: bool = False
+    classes: Classes  # the classes of tasks
+    serial: bool = False  # whether each task has one vertex
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -24,10 +24,7 @@ Arrays: TypeAlias = list[jax.Array]
 def leaf_function(role: RoleProgram, size: int, stored: bool) -> Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]:
     """Returns F at the leaves: (params, pulled rows) -> (states, pushes), for all `size` leaves of a kind.
 
-    Args:
-        role: F at leaves of one kind.
-        size: the number of leaves, padded.
-        stored: as in `evaluate`.
+    `role`: F at leaves of one kind. `size`: the number of leaves, padded. `stored`: as in `evaluate`.
     """
 
     def leaf(params: Arrays, pulled: Arrays) -> tuple[Arrays, Arrays]:
@@ -93,10 +90,8 @@ def eager_function(
 ) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
     """Returns the eager part: (static values, pulled rows, rows of edges) -> the rows of `part.eager.outs`.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        num_children: of the vertices.
-        rows: the vertices; they may be `None`, or a part of those of the kind, if the eager part does not read edges.
+    `part`: F at vertices with children, of one kind. `num_children`: of the vertices. `rows`: the vertices; they may be `None`,
+    or a part of those of the kind, if the eager part does not read edges.
     """
 
     def eager(statics: Arrays, pulled: Arrays, edges: Arrays) -> Arrays:
@@ -119,7 +114,6 @@ def lazy_arguments(part: Split, rows: Rows, states: Arrays, eager: Sequence[Valu
 
     Args:
         part: F at vertices with children, of one kind.
-        rows: the vertices.
         states: the dynamic tensors.
         eager: the outputs of the eager part.
         extras: the values of `part.recurrent.extra`.

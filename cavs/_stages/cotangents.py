@@ -53,13 +53,8 @@ def mask_rows(x: jax.Array, real: jax.Array) -> jax.Array:
 def rows_of_push(ct: Cotangent, vertex: jax.Array, count: Index) -> Cotangent:
     """Transposes a push of some vertices.
 
-    Args:
-        ct: (Vp, ...) the cotangent of the pushes of all vertices.
-        vertex: (rows,) the vertices.
-        count: the number of rows that are not padding.
-
-    Returns:
-        (rows, ...), zero in padding.
+    Returns (rows, ...), zero in padding. `ct`: (Vp, ...) the cotangent of the pushes of all vertices. `vertex`: (rows,) the
+    vertices. `count`: the number of rows that are not padding.
     """
     if ct.dtype == jax.dtypes.float0:
         return np.zeros((vertex.shape[0], *ct.shape[1:]), jax.dtypes.float0)

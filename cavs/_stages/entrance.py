@@ -21,36 +21,23 @@ from cavs._stages.tensors import Rows, RowSpan
 
 
 class Copied(NamedTuple):
-    """A dynamic tensor as a copy of 16 bits.
+    """A dynamic tensor as a copy of 16 bits."""
 
-    Attributes:
-        rows: the copy, (rows, ...).
-        factor: what the states were multiplied by.
-    """
-
-    rows: jax.Array
-    factor: float
+    rows: jax.Array  # the copy, (rows, ...)
+    factor: float  # what the states were multiplied by
 
 
 State: TypeAlias = jax.Array | Copied
 
 
 class Memory(NamedTuple):
-    """What the forward saved for the backward of one kind's vertices with children.
+    """What the forward saved for the backward of one kind's vertices with children."""
 
-    Attributes:
-        states: the dynamic tensors, one per leaf of the state.
-        statics: the static values.
-        crossing: the eager rows that the recurrent part reads, of vertices or of edges, with slack.
-        kept: the values that the backward levels read, with slack.
-        extras: the values that the lazy part reads, with slack.
-    """
-
-    states: list[jax.Array]
-    statics: list[jax.Array]
-    crossing: list[Values]
-    kept: list[jax.Array]
-    extras: list[jax.Array]
+    states: list[jax.Array]  # the dynamic tensors, one per leaf of the state
+    statics: list[jax.Array]  # the static values
+    crossing: list[Values]  # the eager rows that the recurrent part reads, of vertices or of edges, with slack
+    kept: list[jax.Array]  # the values that the backward levels read, with slack
+    extras: list[jax.Array]  # the values that the lazy part reads, with slack
 
 
 def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:

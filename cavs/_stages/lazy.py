@@ -38,27 +38,17 @@ JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option x
 
 
 class Direct(NamedTuple):
-    """How an engine computes lazy gradients from operands where these lie.
+    """How an engine computes lazy gradients from operands where these lie."""
 
-    Attributes:
-        products: the sums of products.
-        cuts: where the cut cotangents lie.
-    """
-
-    products: Products
-    cuts: dict[Var, Operand]
+    products: Products  # the sums of products
+    cuts: dict[Var, Operand]  # where the cut cotangents lie
 
 
 class OwnRows(NamedTuple):
-    """The rows of a span that belong to its task. F may compute anything on the other rows (see `_stages.tensors`).
+    """The rows of a span that belong to its task. F may compute anything on the other rows (see `_stages.tensors`)."""
 
-    Attributes:
-        rows: (span.size,) bool. The last row is one of them.
-        edges: (span.edges,) bool. The last edge is one of them, if there is any.
-    """
-
-    rows: jax.Array
-    edges: jax.Array
+    rows: jax.Array  # (span.size,) bool. The last row is one of them.
+    edges: jax.Array  # (span.edges,) bool. The last edge is one of them, if there is any.
 
 
 def lazy_gradients(
@@ -86,9 +76,7 @@ def lazy_gradients(
         direct: computes products from operands where these lie. `None`: XLA computes all.
         powers: for operands with bounds, the `power` of `weight_gradient`.
         copies: by the index of a state leaf, what to gather rows from instead.
-
-    Returns:
-        The cotangents, by the index of the static value.
+    Returns the cotangents, by the index of the static value.
     """
     values = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
     given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}

@@ -11,15 +11,10 @@ def get_rows(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 class Pulled(NamedTuple):
-    """Rows of the inputs, or of the edges, that are read where they lie.
+    """Rows of the inputs, or of the edges, that are read where they lie."""
 
-    Attributes:
-        source: the leaf of the inputs or of the edges.
-        index: (rows,) the numbers of the rows.
-    """
-
-    source: jax.Array
-    index: jax.Array
+    source: jax.Array  # the leaf of the inputs or of the edges
+    index: jax.Array  # (rows,) the numbers of the rows
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -25,27 +25,16 @@ T = TypeVar("T")
 
 
 class _Part(NamedTuple):
-    """A part of F with its derivative, traced. It has no arrays, except constants.
+    """A part of F with its derivative, traced. It has no arrays, except constants."""
 
-    Attributes:
-        derivative: both as one program.
-        places: the arguments that are differentiated.
-        shapes: of all arguments.
-        tree: of all arguments.
-        out_tree: of the results.
-        cut: what the forward stores for the backward.
-        alive: which arguments and constants the backward reads besides.
-        again: whether what was gathered is gathered again, rather than alive from the forward to the backward.
-    """
-
-    derivative: Derivative
-    places: list[int]
-    shapes: list[jax.ShapeDtypeStruct]
-    tree: PyTreeDef
-    out_tree: PyTreeDef
-    cut: list[Var]
-    alive: list[Var]
-    again: bool
+    derivative: Derivative  # both as one program
+    places: list[int]  # the arguments that are differentiated
+    shapes: list[jax.ShapeDtypeStruct]  # of all arguments
+    tree: PyTreeDef  # of all arguments
+    out_tree: PyTreeDef  # of the results
+    cut: list[Var]  # what the forward stores for the backward
+    alive: list[Var]  # which arguments and constants the backward reads besides
+    again: bool  # whether what was gathered is gathered again, rather than alive from the forward to the backward
 
     def float_results(self, cts: PyTree) -> list[jax.Array]:
         """Returns the cotangents of the results that are floats."""
@@ -104,9 +93,7 @@ def with_vjp_in_blocks(
         index: (rows,) int32.
         size: the rows of a block. Rows after the last repeat the first one, and nothing reads them.
         fixed: as in `with_vjp`.
-
-    Returns:
-        As `with_vjp`. The cotangents of `args` are sums over the blocks.
+    Returns as `with_vjp`. The cotangents of `args` are sums over the blocks.
     """
     if not save:
         return in_blocks(lambda own: fn(*args, *gather(own)), index, size), []

@@ -79,37 +79,21 @@ class Zeros:
 
 
 class Rows(NamedTuple):
-    """The vertices with children of one kind, or its leaves: index arrays over its rows, padded at both ends for windows.
+    """The vertices with children of one kind, or its leaves: index arrays over its rows, padded at both ends for windows."""
 
-    Attributes:
-        kind: the number of the kind; the leaves of the kinds count as kinds after all others.
-        size: the number of rows, padded.
-        edges: the number of edges, padded.
-        pad: the slack at both ends of a tensor of rows.
-        edge_pad: the slack at both ends of a tensor of edges.
-        count: the number of vertices.
-        vertex: (size,) rows in the inputs.
-        row: (size,) rows in the dynamic tensors of the states.
-        num_children: (pad + size + pad,).
-        kids: (pad + size + pad, arity) the row of child k in the dynamic tensors; 0, a row of zeros, if there is none.
-        edge_child: (edge_pad + edges + edge_pad,) the row of an edge's child in the dynamic tensors.
-        edge_owner: (edge_pad + edges + edge_pad,) the row (of `size`) that owns the edge; `size` or more for padding.
-        edge_row: (edges,) rows in the edges of `run`; empty if F does not read them.
-    """
-
-    kind: int
-    size: int
-    edges: int
-    pad: int
-    edge_pad: int
-    count: jax.Array
-    vertex: jax.Array
-    row: jax.Array
-    num_children: jax.Array
-    kids: jax.Array
-    edge_child: jax.Array
-    edge_owner: jax.Array
-    edge_row: jax.Array
+    kind: int  # the number of the kind; the leaves of the kinds count as kinds after all others
+    size: int  # the number of rows, padded
+    edges: int  # the number of edges, padded
+    pad: int  # the slack at both ends of a tensor of rows
+    edge_pad: int  # the slack at both ends of a tensor of edges
+    count: jax.Array  # the number of vertices
+    vertex: jax.Array  # (size,) rows in the inputs
+    row: jax.Array  # (size,) rows in the dynamic tensors of the states
+    num_children: jax.Array  # (pad + size + pad,)
+    kids: jax.Array  # (pad + size + pad, arity) the row of child k in the dynamic tensors; 0, a row of zeros, if there is none
+    edge_child: jax.Array  # (edge_pad + edges + edge_pad,) the row of an edge's child in the dynamic tensors
+    edge_owner: jax.Array  # (edge_pad + edges + edge_pad,) the row (of `size`) that owns the edge; `size` or more for padding
+    edge_row: jax.Array  # (edges,) rows in the edges of `run`; empty if F does not read them
 
     @property
     def as_leaves(self) -> "Rows":

@@ -79,9 +79,7 @@ class Concurrent(Generic[P, R]):
     On a GPU, loops become part of CUDA graphs if no launch of engine `persistent` is inside. For each structure and shapes of
     arguments, the first call traces the function to find out.
 
-    Args:
-        fun: the function, with its launches `in_turn`.
-        options: the keyword arguments of `jax.jit`.
+    `fun`: the function, with its launches `in_turn`. `options`: the keyword arguments of `jax.jit`.
     """
 
     def __init__(self, fun: Callable[P, R], **options: Any):
@@ -136,14 +134,8 @@ def _run(
 ) -> tuple[list[jax.Array], jax.Array | None]:
     """Evaluates a jaxpr after a launch.
 
-    Args:
-        jaxpr: the jaxpr.
-        consts: the values of its constants.
-        args: the values of its arguments.
-        before: the flag of the launch; `None` if there was none.
-
-    Returns:
-        The results, and the flag of the last launch.
+    Returns the results, and the flag of the last launch. `consts`: the values of its constants. `args`: the values of its
+    arguments. `before`: the flag of the launch; `None` if there was none.
     """
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
@@ -228,12 +220,8 @@ def again_unchecked(eqn: Eqn, run: Body) -> Callable[..., tuple[list[jax.Array],
 
     JAX has checked the body when it was traced. It cannot check it again: equations do not say that a part was `unchecked`.
 
-    Args:
-        eqn: the equation.
-        run: `run(body, operands, flag)` returns the results of the body and a flag, an int32 scalar or `None`.
-
-    Returns:
-        A function of operands and a flag, which returns the results and a flag, in the same way.
+    Returns a function of operands and a flag, which returns the results and a flag, in the same way. `run`: `run(body,
+    operands, flag)` returns the results of the body and a flag, an int32 scalar or `None`.
     """
     params = eqn.params
     specs, outs = tuple(params["in_specs"]), tuple(params["out_specs"])

@@ -153,9 +153,7 @@ class Native(Engine):
 def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = None) -> str | None:
     """Returns why engine `native` cannot run F at vertices of some kinds, or `None` if it can.
 
-    Args:
-        plan: F.
-        kinds: The kinds of vertices with children, and their numbers; `None` for all.
+    `kinds`: the kinds of vertices with children, and their numbers; `None` for all.
     """
     if reason := native_unavailable():
         return reason
@@ -177,10 +175,7 @@ def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = Non
 def leaves_unfit(plan: FunctionPlan, kinds: dict[str | None, int], count: int) -> str | None:
     """Returns why XLA runs the leaves of some kinds, or `None` if the library does.
 
-    Args:
-        plan: F.
-        kinds: The kinds that have leaves, and their numbers.
-        count: How many kinds there are in all.
+    `kinds`: the kinds that have leaves, and their numbers. `count`: how many kinds there are in all.
     """
     try:
         for name, k in kinds.items():

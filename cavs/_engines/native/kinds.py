@@ -29,19 +29,12 @@ NOTHING: Mapping[Var, int] = {}
 
 
 class Lowered(NamedTuple):
-    """A kind's program, and the static values that it reads.
-
-    Attributes:
-        program: The program.
-        static_eqns: Equations that are evaluated once, before the levels.
-        statics: The static variables that the program reads.
-        constants: Constants of F that it reads.
-    """
+    """A kind's program, and the static values that it reads."""
 
     program: KindProgram
-    static_eqns: list[Eqn]
-    statics: list[Var]
-    constants: list[np.ndarray]
+    static_eqns: list[Eqn]  # equations that are evaluated once, before the levels
+    statics: list[Var]  # the static variables that the program reads
+    constants: list[np.ndarray]  # constants of F that it reads
 
 
 def lowered(
@@ -52,18 +45,14 @@ def lowered(
     reused: Mapping[Var, int] = NOTHING,
     own: Mapping[Var, int] = NOTHING,
 ) -> Lowered:
-    """Returns the program of a kind.
+    """Returns the program of a kind. Raises `Unfit` if the library lacks something that F needs.
 
     Args:
         part: F at vertices with children.
         kind: The number of the kind, for names.
-        forward: The direction.
         save: Whether the forward keeps what the backward reads.
         reused: Cut cotangents that overwrite kept values, with the number of these.
         own: Cut cotangents that overwrite the cotangents of a vertex's own state, with the number of the state leaf.
-
-    Raises:
-        Unfit: If the library lacks something that F needs.
     """
     return _lowered(part, kind, forward, save, tuple(reused.items()), tuple(own.items()))
 

@@ -137,8 +137,7 @@ class Lowering:
     def equation(self, eqn: Eqn) -> None:
         """Adds the operations of an equation, of which at least one operand is not static.
 
-        Raises:
-            Unfit: If the library cannot compute it.
+        Raises `Unfit` if the library cannot compute it.
         """
         name, domain = eqn.primitive.name, self.domain[eqn.outvars[0]]
         operation = elementwise(eqn)

@@ -24,9 +24,7 @@ _UNCHANGED = {
 def bounds(eqns: Sequence[Eqn], known: Mapping[Var, float]) -> dict[Var, float]:
     """Returns the bound of each variable that has one.
 
-    Args:
-        eqns: Equations, in order.
-        known: The bounds of the inputs; other inputs have none.
+    `eqns`: equations, in order. `known`: the bounds of the inputs; other inputs have none.
     """
     found = {v: b for v, b in known.items() if b < math.inf}
     for e in eqns:
@@ -67,9 +65,7 @@ def state_bounds(plan: FunctionPlan) -> list[float]:
 def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
     """Returns for operands of lazy gradients with a bound the power of two that brings the bound to between 2^14 and 2^15.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        largest: From `state_bounds`.
+    `part`: F at vertices with children, of one kind. `largest`: from `state_bounds`.
     """
     known = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
     known |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}

@@ -20,12 +20,8 @@ def rewritten(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
     Functions with custom derivatives are inlined, so the result must not be differentiated. A product without a matrix becomes
     elementwise: for example, a product of two vectors is a sum, which is exact in float32 and needs no tensor cores.
 
-    Args:
-        eqns: Equations, in order.
-        known: The domains of their variables.
-
-    Returns:
-        The new equations, and the domains of all variables.
+    Returns the new equations, and the domains of all variables. `eqns`: equations, in order. `known`: the domains of their
+    variables.
     """
     eqns, domain = open_custom_calls(eqns, known)
     out: list[Eqn] = []

@@ -60,33 +60,20 @@ _OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOutput:
-    """A tensor that a launch writes.
+    """A tensor that a launch writes."""
 
-    Attributes:
-        value: The variable whose values it holds.
-        domain: ROW or EDGE.
-        base: The scalar that is added to its rows, if any.
-        copies: How many rows it has for each row of the batch.
-    """
-
-    value: Var
-    domain: Domain
-    base: int | None
-    copies: int
+    value: Var  # the variable whose values it holds
+    domain: Domain  # ROW or EDGE
+    base: int | None  # the scalar that is added to its rows, if any
+    copies: int  # how many rows it has for each row of the batch
 
 
 class Way(NamedTuple):
-    """A direction of the recurrent part.
+    """A direction of the recurrent part."""
 
-    Attributes:
-        forward: Whether it is the forward.
-        forest: Whether no vertex has two parents.
-        keep: Whether a forward keeps values for a backward.
-    """
-
-    forward: bool
-    forest: bool
-    keep: bool
+    forward: bool  # whether it is the forward
+    forest: bool  # whether no vertex has two parents
+    keep: bool  # whether a forward keeps values for a backward
 
 
 class Recurrence:
@@ -101,9 +88,7 @@ class Recurrence:
 
     Attributes:
         halved: The states whose copies of 16 bits the forward keeps; empty for a backward.
-
-    Raises:
-        Unfit: If the kernels cannot compute it.
+    Raises `Unfit` if the kernels cannot compute it.
     """
 
     def __init__(
@@ -272,18 +257,13 @@ def _summed_operands(part: Split) -> list[Var]:
 def recurrence_of(
     plan: FunctionPlan, name: str | None, forward: bool, forest: bool = True, keep: bool = True, target: Target = H200
 ) -> Recurrence:
-    """Returns one direction of the inner role of a kind.
+    """Returns one direction of the inner role of a kind. Raises `Unfit` if the kernels cannot compute it.
 
     Args:
-        plan: The plan.
         name: The kind.
-        forward: The direction.
         forest: Whether no vertex has two parents.
         keep: Whether a forward keeps values for a backward.
         target: The GPU, whose layouts decide the precision of products.
-
-    Raises:
-        Unfit: If the kernels cannot compute it.
     """
     found = _recurrence_of(plan, name, Way(forward, forest or (forward and not keep), keep or not forward), target)
     if isinstance(found, Unfit):

@@ -150,8 +150,7 @@ def forward_leaves(
 ) -> tuple[Arrays, list[Arrays], list[Arrays]]:
     """Runs the leaves of a batch that has them as kinds, whose `statics` and `eager` these are, each kind at once.
 
-    Returns:
-        The dynamic tensors with the states of leaves, what is kept, and what the lazy part reads.
+    Returns the dynamic tensors with the states of leaves, what is kept, and what the lazy part reads.
     """
     sched, fusion, first = batch.sched, batch.plan.function.optimizations.fusion, len(batch.kinds)
     states = [batch.zeros((sched.shape.rows, *a.shape), a.dtype) for a in batch.plan.state_avals]

@@ -71,15 +71,13 @@ def backward_levels(
     """Runs the backward's loop over tasks, then the lazy batch and the transpose of the eager part.
 
     Args:
-        batch: The batch.
         saved: What the forward saved.
         cotangents: The cotangents that are known before the levels run.
-        rounds: Runs the rounds, and leaves that are kinds; `rounds_back` if not given. The arguments and results are the same.
+        rounds: Runs the rounds, and leaves that are kinds; `rounds_back` if not given. The arguments and results are the
+            same.
         products: Computes lazy gradients from operands where these lie. `None` for XLA.
         eager: The kinds whose transposes of the eager part read cut cotangents where these lie, as `where`.
-
-    Returns:
-        The cotangents after the levels and the eager part.
+    Returns the cotangents after the levels and the eager part.
     """
     sched, options = batch.sched, batch.plan.function.optimizations
     of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)

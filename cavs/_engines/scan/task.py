@@ -169,8 +169,7 @@ def _only(mine: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
 def all_rows_back(kind: Kind, row: Index, g: StateCotangents, fusion: bool) -> list[jax.Array]:
     """Runs the VJP of F at rows without children at once, of which the first has row `row` in the dynamic tensors.
 
-    Returns:
-        Their cut cotangents, in the order of `Kind.stored`.
+    Returns their cut cotangents, in the order of `Kind.stored`.
     """
     span, level = RowSpan(0, kind.rows.size, 0, 0), kind.part.joint.domain
     memory = kind.memory._replace(states=_states_now(kind, g))
