@@ -153,6 +153,7 @@ class Engine:
             inputs: The leaves of the inputs, (Vp, ...).
             edges: The leaves of the edges, (Ep, ...).
             save: Whether to return the transpose.
+
         Returns the rows of `part.eager.outs`, and with `save` the transpose, as in `Saved.eager`.
         """
         part, rows = batch.parts[k], batch.rows[k]

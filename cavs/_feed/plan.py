@@ -163,6 +163,7 @@ def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = Fa
     Returns:
         The numbers of the batches of each dispatch. Batches of one shape keep their order. The order of all batches does not
         depend on `partial`, so that a position saved on one device is valid on several.
+
     `shape`: the number of the shape of each batch. `steps`: batches of a dispatch. `partial`: whether the rest of a shape runs
     in one dispatch; otherwise one by one.
     """

@@ -159,6 +159,7 @@ def strata_of_batches(sizes: np.ndarray, batch: int) -> tuple[np.ndarray, np.nda
     Returns:
         The graphs by size; (batch, 2), in that order, the begin and end of the stratum of each place of a batch; and
         (G % batch, 2) the same for the last batch.
+
     `sizes`: (G,) the number of vertices of each graph. `batch`: graphs per batch.
     """
     total = len(sizes)
@@ -175,6 +176,7 @@ def dealt_strata(sizes: np.ndarray, edges: np.ndarray, parts: int) -> np.ndarray
 
     Returns:
         (batch / parts, 2) the begin and end of the stratum of each place of a part.
+
     `sizes`: (G,) the sizes of the graphs, ascending. `edges`: (batch, 2) the begin and end of the stratum of each place of a
     batch, ascending. `parts`: the number of parts, which divides the length of `edges`.
     """

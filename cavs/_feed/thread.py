@@ -26,6 +26,7 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
     Raises:
         RuntimeError: in a process that was forked from the one that began to iterate.
         Exception: an exception of `items` or `prepare`, after all items before it.
+
     `items`: an iterable, which may be infinite. `prepare`: a function of one item. `depth`: how many prepared items may wait,
     at least 1. Their memory stays allocated.
     """

@@ -35,6 +35,7 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
         child: the leaves of the state of one child, which stands for all, and of the row of its edge, if `fn` reads it.
         count: the number of children.
         call: the number of this call of `gather_all` in F.
+
     Returns what `gather_all` returns: the results of `fn`, reduced over the children.
     """
     out = _of_child(fn, child, count, call)

@@ -50,6 +50,7 @@ def to_vary(eqn: Eqn, own: Sequence[bool]) -> list[int]:
 
     Returns:
         The places of the operands: one, the smallest, if that is enough.
+
     `own`: for each operand, whether it differs already.
     """
     if not has_rule(eqn) or not _acts_on_sums(eqn, own):

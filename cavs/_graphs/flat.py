@@ -32,8 +32,8 @@ def number_names(values: Sequence[Name]) -> tuple[np.ndarray, list[Name]]:
 def ids_and_names(values: Sequence[int | str | None]) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Returns ids (N,) int32 and their names.
 
-    Integers are ids themselves, and have no names. Strings are numbered by first appearance. `None` becomes -1. All
-    values are of one type, as `value_type` checks.
+    Integers are ids themselves, and have no names. Strings are numbered by first appearance. `None` becomes -1. All values are
+    of one type, as `value_type` checks.
     """
     given = np.fromiter((value is not None for value in values), bool, len(values))
     ids = np.full(len(values), -1, np.int32)

@@ -115,6 +115,7 @@ def split_at(
     Returns:
         The equations that depend on no seed; those that lead from the seeds to the results; and what these, the results and
         the operands read of the former, in the order of the program.
+
     `seeds`: the cotangents that enter the VJP. `results`: the cotangents that it returns. `operands`: other values that are
     read after the forward.
     """

@@ -24,8 +24,8 @@ _UPDATES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter_
 def without_empty(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns `fun` with constants for its results of size 0. No other equation then reads an array of size 0.
 
-    Only equations that compute another size from an array of size 0 stay as they are, if they are not concatenations,
-    paddings, updates or sums.
+    Only equations that compute another size from an array of size 0 stay as they are, if they are not concatenations, paddings,
+    updates or sums.
     """
     return evaluated_by(_run, fun)
 

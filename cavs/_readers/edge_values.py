@@ -30,6 +30,7 @@ class RowValues:
             position: the number of graphs before it.
             count: the number of its edges or vertices.
             order: the index that brings the values into the order of the rows.
+
         Raises `FormatError` if the values are not one number, or nested list of numbers of one shape, for each edge or vertex.
         """
         if (values is not None) != self.given and position:

@@ -23,11 +23,11 @@ def check_path(function: str, path: object, cure: str = "") -> None:
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """A context manager that yields the name of a temporary file beside `path` for the block to write.
 
-    At the end of the block the file is synced and replaces `path`. If the block or the system fails, the old file stays and
-    the temporary file is removed. If `path` is a symbolic link, it stays, and the file that it names is written.
+    At the end of the block the file is synced and replaces `path`. If the block or the system fails, the old file stays and the
+    temporary file is removed. If `path` is a symbolic link, it stays, and the file that it names is written.
 
-    Raises:
-        OSError: the file cannot be written, or there is something else than a regular file, such as a folder or a device.
+    Raises `OSError` if the file cannot be written, or there is something else than a regular file, such as a folder or a
+    device.
     """
     path = target_of(path)
     folder, name = os.path.split(path)

@@ -163,6 +163,7 @@ def _leaves_back(
         saved: What the forward saved.
         known: The cotangents after the levels.
         cts: The cotangents of the pushes, (Vp, ...); not read if every push is a scattered state.
+
     Returns the cotangents as `backward` returns them.
     """
     sched, plan, states = batch.sched, batch.plan, saved.states

@@ -60,6 +60,7 @@ def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool)
         engine: Runs the levels.
         given: The arguments of `run`.
         save: Whether to save what `_run.adjoint.backward` reads.
+
     Returns the leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
     """
     plan, select = job.plan, given.select

@@ -95,8 +95,8 @@ def kind_names(graphs: Graphs, kinds: bool) -> tuple[str, ...]:
 def rounded_up(n: np.ndarray) -> np.ndarray:
     """Rounds numbers of rows up to multiples of 8, from 512 on to those that XLA for GPUs sums over without padding.
 
-    It splits the sums of weight gradients eightfold, so these are multiples of 32. It splits other sums of over 4,096 rows by
-    a divisor between half the root of their number and the root. If there is none, a sum of rows is not fused with their
+    It splits the sums of weight gradients eightfold, so these are multiples of 32. It splits other sums of over 4,096 rows by a
+    divisor between half the root of their number and the root. If there is none, a sum of rows is not fused with their
     conversion to float16, and both read the rows.
     """
     step = np.where(n < 512, 8, 32)

@@ -76,6 +76,7 @@ def lazy_gradients(
         direct: computes products from operands where these lie. `None`: XLA computes all.
         powers: for operands with bounds, the `power` of `weight_gradient`.
         copies: by the index of a state leaf, what to gather rows from instead.
+
     Returns the cotangents, by the index of the static value.
     """
     values = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]

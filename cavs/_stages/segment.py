@@ -93,6 +93,7 @@ def with_vjp_in_blocks(
         index: (rows,) int32.
         size: the rows of a block. Rows after the last repeat the first one, and nothing reads them.
         fixed: as in `with_vjp`.
+
     Returns as `with_vjp`. The cotangents of `args` are sums over the blocks.
     """
     if not save:

@@ -88,6 +88,7 @@ class Recurrence:
 
     Attributes:
         halved: The states whose copies of 16 bits the forward keeps; empty for a backward.
+
     Raises `Unfit` if the kernels cannot compute it.
     """
 

@@ -73,10 +73,10 @@ def backward_levels(
     Args:
         saved: What the forward saved.
         cotangents: The cotangents that are known before the levels run.
-        rounds: Runs the rounds, and leaves that are kinds; `rounds_back` if not given. The arguments and results are the
-            same.
+        rounds: Runs the rounds, and leaves that are kinds; `rounds_back` if not given. The arguments and results are the same.
         products: Computes lazy gradients from operands where these lie. `None` for XLA.
         eager: The kinds whose transposes of the eager part read cut cotangents where these lie, as `where`.
+
     Returns the cotangents after the levels and the eager part.
     """
     sched, options = batch.sched, batch.plan.function.optimizations
