@@ -50,10 +50,7 @@ def again(fn: Callable[[Any, Any], jax.Array], p: Any, x: jax.Array) -> jax.Arra
     return jax.lax.scan(lambda total, _: (total + jax.checkpoint(fn)(p, x), None), jnp.float32(0), None, length=1)[0]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.gpu) if n == "persistent" else n for n in FUNCTIONS],
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.gpu) if n == "persistent" else n for n in FUNCTIONS])
 def test_gradients_do_not_depend_on_those_before(name: str) -> None:
     if name == "native" and (reason := native_unavailable()):
         pytest.skip(reason)

@@ -17,17 +17,7 @@ from cavs._feed.batches import Batch, Batches
 from cavs._feed.delivery import Delivery
 from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, position_of
 from cavs._feed.sampler import Sampler
-from cavs._feed.settings import (
-    Sample,
-    Settings,
-    Source,
-    ahead_of,
-    checked,
-    members_of,
-    partial_stacks,
-    steps_for,
-    with_rows,
-)
+from cavs._feed.settings import Sample, Settings, Source, ahead_of, checked, members_of, partial_stacks, steps_for, with_rows
 from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index

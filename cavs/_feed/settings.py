@@ -85,12 +85,7 @@ class Settings(NamedTuple):
 
 
 def members_of(
-    graphs: Source | Sequence[Source],
-    batches: object,
-    fields: Sequence[str] | None,
-    policy: str,
-    kinds: bool,
-    collated: bool,
+    graphs: Source | Sequence[Source], batches: object, fields: Sequence[str] | None, policy: str, kinds: bool, collated: bool
 ) -> tuple[list[Member], bool]:
     """Returns the data sets of a loader, and whether they were given as a sequence.
 

@@ -7,16 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._function.children import (
-    REDUCTIONS,
-    TO_ROWS,
-    reduce_sum_p,
-    spread_p,
-    stack_p,
-    stack_rows,
-    unstack_p,
-    unstack_rows,
-)
+from cavs._function.children import REDUCTIONS, TO_ROWS, reduce_sum_p, spread_p, stack_p, stack_rows, unstack_p, unstack_rows
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.products import rows_times_matrix
 from cavs._jaxpr.equations import bind, value_of

@@ -99,10 +99,7 @@ def read_edges(path: Path) -> Graphs:
                 got = found if isinstance(found, str) else found.__name__
                 null = "" if key == "kinds" else ", or null"
                 raise format_error(
-                    path,
-                    number,
-                    line,
-                    f"{key!r} to be only {expected} in all lines (integers >= 0, < 2**31){null}, not {got}",
+                    path, number, line, f"{key!r} to be only {expected} in all lines (integers >= 0, < 2**31){null}, not {got}"
                 )
             columns.setdefault(key, []).extend(values)
     fields: dict[str, Any] = {}

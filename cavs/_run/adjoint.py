@@ -110,12 +110,7 @@ def _overwritten(batch: Batch, saved: Saved) -> dict[int, jax.Array]:
 
 
 def _pushed_states_back(
-    known: Cotangents,
-    batch: Batch,
-    push_states: list[int],
-    engine: Engine,
-    select: jax.Array | None,
-    cts: list[Cotangent],
+    known: Cotangents, batch: Batch, push_states: list[int], engine: Engine, select: jax.Array | None, cts: list[Cotangent]
 ) -> Cotangents:
     """Adds the cotangents of pushes to those of the states that were pushed; push j is state leaf `push_states[j]`."""
     row, g = jnp.asarray(batch.sched.row), known.states

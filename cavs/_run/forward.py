@@ -8,13 +8,7 @@ import jax.numpy as jnp
 
 from cavs._engines.engine import Batch, Engine, ForwardLevels, Job, batch_of
 from cavs._schedule.schedule import Schedule
-from cavs._stages.batched import (
-    lazy_arguments,
-    lazy_function,
-    leaf_block,
-    leaf_function,
-    static_values,
-)
+from cavs._stages.batched import lazy_arguments, lazy_function, leaf_block, leaf_function, static_values
 from cavs._stages.pulled import Values, get_rows
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp, with_vjp_in_blocks

@@ -91,10 +91,7 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
 
 @memoized
 def _with_given(
-    plan: FunctionPlan,
-    kinds: tuple[str | None, ...],
-    names: tuple[str, ...],
-    avals: tuple[jax.ShapeDtypeStruct, ...],
+    plan: FunctionPlan, kinds: tuple[str | None, ...], names: tuple[str, ...], avals: tuple[jax.ShapeDtypeStruct, ...]
 ) -> VertexFunction:
     """Returns F for vertices of a segment: it also pulls a stored state, and also pushes its own state."""
     F = plan.function

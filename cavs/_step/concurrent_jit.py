@@ -169,9 +169,7 @@ def _inside(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tu
         return divided(operands, None if before is None and not _has_launches(params["jaxpr"].eqns) else flag)
     if name in ("checkpoint", "remat2"):
         again = jax.checkpoint(
-            lambda flag, *args: _run(*body_of(eqn), args, flag),
-            prevent_cse=params["prevent_cse"],
-            policy=params["policy"],
+            lambda flag, *args: _run(*body_of(eqn), args, flag), prevent_cse=params["prevent_cse"], policy=params["policy"]
         )
         return again(flag, *operands)
     if name == "cond":
@@ -235,12 +233,7 @@ def again_unchecked(eqn: Eqn, run: Body) -> Callable[..., tuple[list[jax.Array],
             return tuple(found), flag if after is None else after
 
         divide = jax.shard_map(
-            local,
-            mesh=params["mesh"],
-            in_specs=(specs, *flags),
-            out_specs=(outs, *flags),
-            axis_names=manual,
-            check_vma=False,
+            local, mesh=params["mesh"], in_specs=(specs, *flags), out_specs=(outs, *flags), axis_names=manual, check_vma=False
         )
         found, after = divide(tuple(operands), flag)
         return list(found), after

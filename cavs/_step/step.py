@@ -311,12 +311,7 @@ def step(
 
 @overload
 def step(
-    fun: None = None,
-    /,
-    *,
-    unroll: int | None = None,
-    donate: bool = True,
-    compiler_options: Mapping[str, Any] | None = None,
+    fun: None = None, /, *, unroll: int | None = None, donate: bool = True, compiler_options: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[[State, Any], tuple[State, Metrics]]], Step[State, Metrics]]: ...
 
 

@@ -23,14 +23,7 @@ from cavs._engines.native.gradients import gradients
 from cavs._engines.native.kinds import NO_KIND, lowered
 from cavs._engines.native.operations import letter_of
 from cavs._engines.scan import engine as scan, reverse as scan_reverse
-from cavs._engines.scan.task import (
-    StateCotangents,
-    Totals,
-    all_rows_back,
-    is_leaf,
-    kind_of,
-    with_reuse,
-)
+from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, kind_of, with_reuse
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree

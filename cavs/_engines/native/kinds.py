@@ -38,12 +38,7 @@ class Lowered(NamedTuple):
 
 
 def lowered(
-    part: Split,
-    kind: int,
-    forward: bool,
-    save: bool,
-    reused: Mapping[Var, int] = NOTHING,
-    own: Mapping[Var, int] = NOTHING,
+    part: Split, kind: int, forward: bool, save: bool, reused: Mapping[Var, int] = NOTHING, own: Mapping[Var, int] = NOTHING
 ) -> Lowered:
     """Returns the program of a kind. Raises `Unfit` if the library lacks something that F needs.
 

@@ -6,17 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs._engines.native.operations import (
-    CODE,
-    MOVES,
-    REDUCTIONS,
-    broadcasts,
-    elementwise,
-    letter,
-    moved,
-    pieces,
-    reduction,
-)
+from cavs._engines.native.operations import CODE, MOVES, REDUCTIONS, broadcasts, elementwise, letter, moved, pieces, reduction
 from cavs._engines.native.values import NOT_GATHERED, Base, Gathered, Op, Opcode, Parts, Place, Shift, Value, View
 from cavs._function.children import REDUCTIONS as OF_CHILDREN, enter_p, spread_p
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of

@@ -111,8 +111,7 @@ def _traced(fn: Callable[..., object], invars: Sequence[Atom], outvars: Sequence
     rename = dict(zip(program.invars, invars, strict=True)) | dict(zip(program.outs, outvars, strict=True))
     return [
         e.replace(
-            invars=[rename.get(x, x) if is_var(x) else x for x in e.invars],
-            outvars=[rename.get(v, v) for v in e.outvars],
+            invars=[rename.get(x, x) if is_var(x) else x for x in e.invars], outvars=[rename.get(v, v) for v in e.outvars]
         )
         for e in program.eqns
     ]

@@ -231,12 +231,7 @@ def _in_turn(out: dict[Tensor, jax.Array], gradients: Floats, leaves: int) -> tu
 
 
 def cotangents_at_leaves(
-    engine: Persistent,
-    batch: Batch,
-    rows: KindRows,
-    launched: Launched,
-    saved: Saved,
-    cotangents: Cotangents,
+    engine: Persistent, batch: Batch, rows: KindRows, launched: Launched, saved: Saved, cotangents: Cotangents
 ) -> dict[int, jax.Array]:
     """Returns the cotangents of the states at leaves: what pushes contribute, and what the launch wrote for them."""
     sched, above, g_row = batch.sched, cotangents.states, cotangents.row

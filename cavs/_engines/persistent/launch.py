@@ -43,11 +43,7 @@ class LaunchArrays(NamedTuple):
 
 
 def launch(
-    recurrence: Recurrence,
-    rows: KindRows,
-    sched: Schedule,
-    how: LaunchOptions,
-    given: LaunchArrays,
+    recurrence: Recurrence, rows: KindRows, sched: Schedule, how: LaunchOptions, given: LaunchArrays
 ) -> tuple[dict[Tensor, jax.Array], jax.Array]:
     """Runs all levels in one direction.
 

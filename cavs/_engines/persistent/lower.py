@@ -92,14 +92,7 @@ class Recurrence:
     Raises `Unfit` if the kernels cannot compute it.
     """
 
-    def __init__(
-        self,
-        part: Split,
-        way: Way,
-        pushed: frozenset[int],
-        largest: list[float],
-        replaced: Replaced,
-    ):
+    def __init__(self, part: Split, way: Way, pushed: frozenset[int], largest: list[float], replaced: Replaced):
         self.replaced, self.halved = replaced, list[int]()
         self.part, self.forward, self.pushed = part, way.forward, pushed
         self.kept: list[Var] = part.forward.keep if way.keep else []

@@ -173,12 +173,7 @@ def all_rows(
 
 
 def _computed(
-    kind: _ForwardKind,
-    span: RowSpan,
-    states: Arrays,
-    segments: jax.Array | None,
-    fusion: bool,
-    before: Env | None = None,
+    kind: _ForwardKind, span: RowSpan, states: Arrays, segments: jax.Array | None, fusion: bool, before: Env | None = None
 ) -> tuple[Arrays, Arrays]:
     """Returns the states of the vertices of a span, and the values that are stored; `before`: eager rows of the span."""
     part, level = kind.part, kind.part.joint.domain

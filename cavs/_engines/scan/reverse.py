@@ -31,14 +31,7 @@ from cavs._function.vertex import Optimizations
 from cavs._jaxpr.hold_back import barrier, late_zero
 from cavs._jaxpr.jaxprs import Env, Var
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import (
-    filled,
-    floats,
-    mask_rows,
-    merged,
-    put_rows,
-    take_rows,
-)
+from cavs._stages.cotangents import filled, floats, mask_rows, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of, together
 from cavs._stages.lazy import Direct, apart, lazy_block, lazy_gradients, lazy_gradients_in_blocks
 from cavs._stages.operands import Operand, Products, in_parts
