@@ -47,16 +47,9 @@ def _joint_of(role: RoleProgram, part: Recurrent, differentiable: bool) -> Joint
     uses = [
         _param_use(role, reader, args, cuts) for reader, args, cuts in zip(readers, outputs.operands, outputs.cuts, strict=True)
     ]
-    forward = Forward(
-        statics=tuple(inputs.statics),
-        cross=tuple(inputs.cross),
-        slots=tuple(inputs.slots),
-        child=tuple(inputs.child),
-        num_children=inputs.num_children,
-        states=tuple(outputs.states),
-        extra=tuple(outputs.extra),
-        keep=[],
-    )
+    statics, cross, slots, child = map(tuple, (inputs.statics, inputs.cross, inputs.slots, inputs.child))
+    states, extra = tuple(outputs.states), tuple(outputs.extra)
+    forward = Forward(statics, cross, slots, child, inputs.num_children, states, extra, keep=[])
     reverse = Reverse(
         state_cts=dict(zip(_floats(role.states), inputs.state_cts, strict=True)),
         extra_cts=dict(zip(_floats(part.extra), inputs.extra_cts, strict=True)),

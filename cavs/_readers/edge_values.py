@@ -1,13 +1,31 @@
 """`edge_attr` and `x` in JSON lines: a value for each edge, or for each vertex, of a graph."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cavs._graphs.counted import counted
 from cavs._readers.features import nested_features
-from cavs._readers.source import Path, format_error
+from cavs._readers.source import FormatError, Path, format_error
+
+
+class Line(NamedTuple):
+    """A line of a file with a graph."""
+
+    path: Path
+    number: int  # in the file, from 1
+    text: str
+    position: int  # the number of graphs before it
+
+    def error(self, expected: str) -> FormatError:
+        """Returns the error to raise."""
+        return format_error(self.path, self.number, self.text, expected)
+
+    def check_all_or_none(self, key: str, has: bool, before: bool) -> None:
+        """Raises `FormatError` if only this line, or only those before it, have a key."""
+        if has != before and self.position:
+            raise self.error(f"{key!r} on every line or on none; the first {'has' if before else 'lacks'} it")
 
 
 class RowValues:
@@ -16,36 +34,26 @@ class RowValues:
     `key`: the key, for messages. `one`: what has a value: an "edge" or a "vertex".
     """
 
-    def __init__(self, path: Path, key: str, one: str):
-        self.path, self.key, self.one = path, key, one
+    def __init__(self, key: str, one: str):
+        self.key, self.one = key, one
         self.parts: list[np.ndarray] = []
         self.given = False
 
-    def add(self, number: int, line: str, values: Any, position: int, count: int, order: Any = slice(None)) -> None:
-        """Adds the values of a line.
+    def add(self, line: Line, values: Any, count: int, order: Any = slice(None)) -> None:
+        """Adds the values of a line, `None` if it lacks the key, for its `count` edges or vertices.
 
-        Args:
-            number: the number of the line in the file.
-            values: its values; `None` if it lacks the key.
-            position: the number of graphs before it.
-            count: the number of its edges or vertices.
-            order: the index that brings the values into the order of the rows.
-
-        Raises `FormatError` if the values are not one number, or nested list of numbers of one shape, for each edge or vertex.
+        `order`: the index that brings the values into the order of the rows. Raises `FormatError` if the values are not one
+        number, or nested list of numbers of one shape, for each edge or vertex.
         """
-        if (values is not None) != self.given and position:
-            first = "has" if self.given else "lacks"
-            raise format_error(self.path, number, line, f"{self.key!r} on every line or on none; the first {first} it")
+        line.check_all_or_none(self.key, values is not None, self.given)
         if values is None:
             return
         self.given = True
         if type(values) is not list or len(values) != count:
-            expected = f"{self.key!r} to be a list of {counted(count, 'value')}, one per {self.one}"
-            raise format_error(self.path, number, line, expected)
+            raise line.error(f"{self.key!r} to be a list of {counted(count, 'value')}, one per {self.one}")
         array = _numbers(values) if values else None
         if values and (array is None or self.parts and array.shape[1:] != self.parts[0].shape[1:]):
-            expected = f"{self.key!r} to be numbers, or lists of numbers of one shape, in all lines"
-            raise format_error(self.path, number, line, expected)
+            raise line.error(f"{self.key!r} to be numbers, or lists of numbers of one shape, in all lines")
         if array is not None:
             self.parts.append(array[order])
 
@@ -57,19 +65,17 @@ class RowValues:
 class Features:
     """The values of `x` of all lines: a list with a value for each vertex, or an object of such lists, by name."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self) -> None:
         self.of: dict[str, RowValues] = {}
 
-    def add(self, number: int, line: str, x: Any, position: int, count: int) -> None:
+    def add(self, line: Line, x: Any, count: int) -> None:
         """Adds the values of a line, as `RowValues.add`."""
         try:
             found = dict(_by_name(x, "x")) if x is not None else {}
         except (TypeError, RecursionError) as error:
-            raise format_error(self.path, number, line, f"names without '/' as keys in 'x' ({error})") from error
+            raise line.error(f"names without '/' as keys in 'x' ({error})") from error
         for name in [*self.of, *(name for name in found if name not in self.of)]:
-            values = self.of.setdefault(name, RowValues(self.path, name, "vertex"))
-            values.add(number, line, found.get(name), position, count)
+            self.of.setdefault(name, RowValues(name, "vertex")).add(line, found.get(name), count)
 
     def arrays(self) -> Any:
         """The arrays, in the dicts of the file; `None` if no line has the key."""

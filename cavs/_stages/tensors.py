@@ -98,17 +98,8 @@ class Rows(NamedTuple):
     @property
     def as_leaves(self) -> "Rows":
         """These vertices without their children, and without slack."""
-        none = self.edge_row[:0]
-        return self._replace(
-            edges=0,
-            pad=0,
-            edge_pad=0,
-            num_children=self.inner(self.num_children),
-            kids=self.inner(self.kids),
-            edge_child=none,
-            edge_owner=none,
-            edge_row=none,
-        )
+        none, own = self.edge_row[:0], {"num_children": self.inner(self.num_children), "kids": self.inner(self.kids)}
+        return self._replace(edges=0, pad=0, edge_pad=0, edge_child=none, edge_owner=none, edge_row=none, **own)
 
     @property
     def real(self) -> jax.Array:
@@ -254,24 +245,10 @@ def rows_of_leaves(sched: Schedule, arity: int) -> list[Rows]:
     """Builds index arrays for leaves: the leaves of each kind are an additional kind without children."""
     kinds, none, out = len(sched.shape.kinds), jnp.zeros(0, jnp.int32), []
     for k, vertex in enumerate(leaf_vertices(sched)):
-        size = vertex.shape[0]
-        out.append(
-            Rows(
-                kind=kinds + k,
-                size=size,
-                edges=0,
-                pad=0,
-                edge_pad=0,
-                count=sched.leaf_count[k],
-                vertex=vertex,
-                row=jnp.asarray(sched.row).at[vertex].get(mode="clip"),
-                num_children=jnp.zeros(size, jnp.int32),
-                kids=jnp.zeros((size, arity), jnp.int32),
-                edge_child=none,
-                edge_owner=none,
-                edge_row=none,
-            )
-        )
+        size, row = vertex.shape[0], jnp.asarray(sched.row).at[vertex].get(mode="clip")
+        kids = {"num_children": jnp.zeros(size, jnp.int32), "kids": jnp.zeros((size, arity), jnp.int32)}
+        edges = {"edge_child": none, "edge_owner": none, "edge_row": none}
+        out.append(Rows(kinds + k, size, 0, 0, 0, sched.leaf_count[k], vertex, row, **kids, **edges))
     return out
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from cavs._engines.engine import Batch, Job, batch_of
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.kinds import lowered
+from cavs._engines.native.kinds import check_lowered
 from cavs._engines.scan.engine import all_rows
 from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, with_reuse, with_whole
 from cavs._function.split import Split, split_leaf
@@ -53,8 +53,7 @@ def eager_split(part: Split, number: int) -> Split | None:
     if not set(own.recurrent.statics) <= set(static_variables(part)) or not set(own.recurrent.cross) <= set(part.role.inputs):
         return None
     try:
-        for forward in (True, False) if own.joint.differentiable else (True,):
-            lowered(own, number, forward, save=True)
+        check_lowered(own, number)
     except Unfit:
         return None
     return own

@@ -20,7 +20,7 @@ from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Forw
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.eager import eager_part, eager_split, in_library
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.kinds import NO_KIND, lowered
+from cavs._engines.native.kinds import NO_KIND, check_lowered
 from cavs._engines.native.operations import letter_of
 from cavs._engines.scan import engine as scan, reverse as scan_reverse
 from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, kind_of, with_reuse
@@ -157,9 +157,7 @@ def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = Non
         for state in plan.state_avals:  # the library holds them, even if no vertex has children
             letter_of(state.dtype)
         for name, k in (dict.fromkeys(plan.inner, 0) if kinds is None else kinds).items():
-            part = plan.inner[name]
-            for forward in (True, False) if part.joint.differentiable else (True,):
-                lowered(part, k, forward, save=True)
+            check_lowered(plan.inner[name], k)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
@@ -177,8 +175,7 @@ def leaves_unfit(plan: FunctionPlan, kinds: dict[str | None, int], count: int) -
                 raise Unfit("it calls gather_all")
             if any(is_var(x) and x in part.recurrent.statics for x in part.role.states):
                 raise Unfit("it scatters what follows from parameters alone")
-            for forward in (True, False) if part.joint.differentiable else (True,):
-                lowered(part, count + k, forward, save=True)
+            check_lowered(part, count + k)
     except Unfit as e:
         return str(e)
     return None

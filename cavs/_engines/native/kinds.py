@@ -57,6 +57,12 @@ def _lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers
     return (_Forward if forward else _Backward)(part, kind, save, dict(reused), dict(own)).lowered()
 
 
+def check_lowered(part: Split, kind: int) -> None:
+    """Raises `Unfit` if the library cannot compute a kind, forward or backward."""
+    for forward in (True, False) if part.joint.differentiable else (True,):
+        lowered(part, kind, forward, save=True)
+
+
 def static_arrays(own: Lowered, part: Split, kind: int, statics: list[jax.Array]) -> dict[Name, jax.Array]:
     """Returns the static values that a program reads, by name."""
     env = fixed(part, statics)
