@@ -38,8 +38,7 @@ def engine_of(engine: str | Engine | None) -> Engine | None:
 def choose_engine(engine: str | Engine | None, job: Job) -> Engine:
     """Returns the engine to run: the one that was asked for or, for `None`, the one that fits and should be fastest.
 
-    `engine`: the engine that was asked for, or its name. `job`: what it is to run. Raises `EngineError` if the engine that was
-    asked for cannot run the job.
+    `job`: what it is to run. Raises `EngineError` if the engine that was asked for cannot run the job.
     """
     asked = engine_of(engine)
     if asked is None:

@@ -147,14 +147,8 @@ class Engine:
     ) -> tuple[list[Values], list[Transpose]]:
         """Computes the eager part of a kind. Unless an engine does better, XLA computes it in one batch.
 
-        Args:
-            k: The number of the kind.
-            statics: Its static values.
-            inputs: The leaves of the inputs, (Vp, ...).
-            edges: The leaves of the edges, (Ep, ...).
-            save: Whether to return the transpose.
-
-        Returns the rows of `part.eager.outs`, and with `save` the transpose, as in `Saved.eager`.
+        `save`: whether to return the transpose. Returns the rows of `part.eager.outs`, and with `save` the transpose, as in
+        `Saved.eager`.
         """
         part, rows = batch.parts[k], batch.rows[k]
 

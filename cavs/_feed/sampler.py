@@ -114,8 +114,6 @@ def epoch_batches(sizes: np.ndarray, batch: int, group: str, seed: int | None, e
         (batches, batch) numbers of graphs. The last batch may have fewer: its row ends with -1.
 
     Args:
-        sizes: (G,) the number of vertices of each graph.
-        batch: graphs per batch.
         group: "balanced" (see `strata`), "similar" (a batch has graphs of similar sizes) or "random".
         seed: the source of randomness; `None` for the same batches in every epoch, "random" then being the order of the graphs.
         epoch: the number of the epoch.
@@ -159,8 +157,6 @@ def strata_of_batches(sizes: np.ndarray, batch: int) -> tuple[np.ndarray, np.nda
     Returns:
         The graphs by size; (batch, 2), in that order, the begin and end of the stratum of each place of a batch; and
         (G % batch, 2) the same for the last batch.
-
-    `sizes`: (G,) the number of vertices of each graph. `batch`: graphs per batch.
     """
     total = len(sizes)
     whole, left = divmod(total, batch)
@@ -194,8 +190,8 @@ def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np
     one graph from each stratum. The strata of large graphs are assigned at random. In the strata of small graphs, the batch
     that is smallest so far takes the largest graph.
 
-    Returns (batches, batch) numbers of graphs; -1 where a batch has fewer. `sizes`: (G,) the number of vertices of each graph.
-    `batch`: graphs per batch. `rng`: the source of randomness; `None` for the same batches every time.
+    Returns (batches, batch) numbers of graphs; -1 where a batch has fewer. `rng`: the source of randomness; `None` for the same
+    batches every time.
     """
     total = len(sizes)
     batch = min(batch, total)

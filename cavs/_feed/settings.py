@@ -242,11 +242,7 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
     On one CPU several if the batches are small, because a dispatch takes a few tenths of a millisecond. On a GPU about `STEPS`,
     in multiples of four (the steps of one CUDA graph), such that few batches of the epoch are left over.
 
-    Args:
-        settings: those of the loader.
-        vertices: the mean number of vertices of a batch.
-        batch: the graphs of a batch.
-        batches: the batches of an epoch.
+    `vertices`: the mean number of vertices of a batch. `batch`: the graphs of a batch. `batches`: the batches of an epoch.
     """
     if partial_stacks(settings) and settings.parts is None:
         return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1))))

@@ -121,11 +121,8 @@ class Shapes:
 def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
     """Adds the shapes for the batches of all epochs, which must be known.
 
-    Args:
-        shapes: where they are added, at most `settings.shapes`.
-        sampler: the batches.
-        settings: those of the loader.
-        units: the devices to which a batch is dealt, or its parts.
+    `shapes`: where they are added, at most `settings.shapes`. `sampler`: the batches. `units`: the devices to which a batch is
+    dealt, or its parts.
     """
     if sampler.size is None:
         _for_given(shapes, sampler, settings, units)

@@ -107,8 +107,7 @@ MSG_ESCAPED = (
 def checked_calls(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> None:
     """Checks that no value of a child is used outside its own call of `gather_all`.
 
-    `eqns`: the equations of F. `outs`: what F scatters and pushes. Raises `ValueError` if such a value is used elsewhere; the
-    message names the line of F.
+    `outs`: what F scatters and pushes. Raises `ValueError` if such a value is used elsewhere; the message names the line of F.
     """
     calls: dict[Var, frozenset[int | None]] = {}  # the calls in which a variable is a value of a child
     maker: dict[Var, Eqn] = {}

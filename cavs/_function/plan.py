@@ -131,8 +131,7 @@ def make_plan(function: VertexFunction, shapes: ArgumentShapes, most: int | None
         NestedGatherAll: `most` is `None`, and F calls `gather_all` within `gather_all`.
         TypeError, ValueError: misuse inside F.
 
-    `shapes`: the shapes of what F is given. `most`: the largest number of children, if F calls `gather_all` within
-    `gather_all`; else `None`.
+    `most`: the largest number of children, if F calls `gather_all` within `gather_all`; else `None`.
     """
     leaf, inner, pushes = {}, {}, {}
     for kind in function.fns:

@@ -149,11 +149,8 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
     Every ROW value that an EDGE equation reads is spread to the edges. A parameter that F scatters, or reduces over the
     children, becomes a ROW value by a subtraction of zero, so that its gradient is summed over the vertices like any other.
 
-    Args:
-        program: F at vertices with children.
-        known: the domains of its inputs.
-        num_states: how many of its outputs, the first ones, are scattered.
-        some_row: an integer ROW input, of which the zero is computed.
+    `num_states`: how many of its outputs, the first ones, are scattered. `some_row`: an integer ROW input, of which the zero is
+    computed.
     """
     program = _without_static_spreads(program, known)
     domain = domains(program.eqns, known)

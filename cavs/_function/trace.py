@@ -44,11 +44,8 @@ def trace_role(
 ) -> tuple[RoleProgram, Pushed]:
     """Traces and rewrites F for one kind and role.
 
-    Args:
-        kind: the kind of vertex.
-        shapes: the shapes of what F is given.
-        most: the largest number of children; `None` if F does not call `gather_all` within `gather_all`.
-        leaf: whether the role is that of leaves.
+    `most`: the largest number of children; `None` if F does not call `gather_all` within `gather_all`. `leaf`: whether the role
+    is that of leaves.
     """
     program, arguments_of, pushed, gathers_all, reads_edges = _traced(function, kind, shapes, most, leaf)
     loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line

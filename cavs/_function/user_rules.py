@@ -63,10 +63,7 @@ def to_vary(eqn: Eqn, own: Sequence[bool]) -> list[int]:
 
 
 def with_rules_per_vertex(program: Program, known: Domains, some_row: Var) -> Program:
-    """Returns the program with the operands of `to_vary` as ROW values.
-
-    `program`: F in one role. `known`: the domains of its inputs. `some_row`: an integer ROW input.
-    """
+    """Returns the program with the operands of `to_vary` as ROW values. `some_row`: an integer ROW input."""
     if not any(map(has_rule, program.eqns)):
         return program
     domain, varied = dict(known), {}

@@ -65,7 +65,7 @@ def serve(run: Run, shapes: Sequence[Shape], serving: Serving, params: PyTree, g
 def parts_of(graphs: Graphs, shapes: Sequence[Shape], first: int = 0) -> list[Part]:
     """Schedules a batch, in halves if it does not fit any of the shapes, and so on.
 
-    `shapes`: the shapes, ascending. `first`: the number of the first graph. Raises `ValueError` if a single graph does not fit.
+    `first`: the number of the first graph. Raises `ValueError` if a single graph does not fit.
     """
     sched = schedule_into(graphs, shapes)
     if sched is not None:

@@ -142,8 +142,6 @@ def cheapest(
     """Returns the cheapest values to keep from which the backward follows, with what the user asks for by name.
 
     Args:
-        forward: the equations of the forward, in order.
-        needs: what the backward reads of it.
         price: from the index of an equation to the price in bytes of running it again; `None`: never.
         stops: whether an equation is one of those that a user's "recompute" runs again, whatever its price.
         free: values that the backward has in any case.
@@ -183,8 +181,7 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
     differ in the last bit: a sum on a GPU runs in another order, or the compiler rounds differently among other equations. Then
     the gradient would go nowhere.
 
-    `eqns`: the forward, in order. `wanted`: what the backward reads of it. `available`: what the backward has, before it
-    computes anything again.
+    `available`: what the backward has, before it computes anything again.
     """
     found: set[Var] = set()
     related = computed_once(eqns)

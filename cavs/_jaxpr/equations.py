@@ -80,8 +80,8 @@ def without(
 ) -> tuple[list[Eqn], list[Atom]]:
     """Removes equations whose results are values that exist already.
 
-    Returns the other equations, and the outputs. `eqns`: the equations, in order. `outs`: what is read after them. `same`:
-    returns these values for an equation without the removed ones, `None` for one that stays.
+    Returns the other equations, and the outputs. `outs`: what is read after them. `same`: returns these values for an equation
+    without the removed ones, `None` for one that stays.
     """
     replaced: dict[Var, Atom] = {}
     kept: list[Eqn] = []

@@ -35,8 +35,8 @@ def late_zero(numbers: Sequence[jax.Array]) -> jax.Array:
 def hold_back(values: Sequence[Any], until: Sequence[jax.Array], dtype: DTypeLike) -> list[Any]:
     """Returns arrays that XLA does not read before it has computed one of `until`, whose values are the same.
 
-    `values`: the arrays. `until`: arrays, of which the first one that is not empty counts. `dtype`: the arrays that are held
-    back: `jnp.integer`, such as indices of a gather, or `jnp.inexact`.
+    `until`: arrays, of which the first one that is not empty counts. `dtype`: the arrays that are held back: `jnp.integer`,
+    such as indices of a gather, or `jnp.inexact`.
     """
     first = next((x[(0,) * x.ndim] for x in until if x.size), None)
     if first is None:

@@ -60,11 +60,8 @@ def inlined(
 ) -> list[Atom]:
     """Appends the equations of `jaxpr` to `out`, with calls inlined. Returns the outputs of `jaxpr`, renamed.
 
-    Args:
-        rename: replaces variables of `jaxpr`. Its variables are added.
-        out: the equations so far.
-        calls: the calls that are inlined; "platform_dependent" for the branch of this platform.
-        where: which of these calls are inlined.
+    `rename`: replaces variables of `jaxpr`. Its variables are added. `calls`: the calls that are inlined; "platform_dependent"
+    for the branch of this platform. `where`: which of these calls are inlined.
     """
 
     def get(x: Atom) -> Atom:

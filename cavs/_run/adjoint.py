@@ -46,17 +46,12 @@ def backward(
 ) -> tuple[list[Cotangent], list[jax.Array | None]]:
     """Computes the cotangents of params and inputs.
 
-    Args:
-        job: What the engine was chosen for, with the plan that it runs.
-        sched: The schedule of the batch.
-        engine: Runs the levels.
-        saved: What `_run.forward.forward` saved.
-        select: (M,) ints, the vertices whose pushes were returned; `None` for all.
-        cts: The cotangents of the leaves of the pushes, (Vp, ...), or (M, ...) with `select`.
-
     Returns:
         The cotangents of the leaves of params; and of the leaves of the inputs, (Vp, ...), then of the edges, (Ep, ...), `None`
         for integers.
+
+    `saved`: what `_run.forward.forward` saved. `select`: (M,) ints, the vertices whose pushes were returned; `None` for all.
+    `cts`: the cotangents of the leaves of the pushes, (Vp, ...), or (M, ...) with `select`.
     """
     after_forward = Schedule(barrier((sched.data, cts))[0], sched.shape)
     after = [x for i, x in enumerate(saved.states) if i not in job.plan.overwritten]
@@ -153,13 +148,8 @@ def _leaves_back(
 ) -> tuple[list[Cotangent], list[jax.Array | None]]:
     """Transposes the static parts, and F at the leaves unless the engine has run them.
 
-    Args:
-        engine: The engine that ran the levels.
-        saved: What the forward saved.
-        known: The cotangents after the levels.
-        cts: The cotangents of the pushes, (Vp, ...); not read if every push is a scattered state.
-
-    Returns the cotangents as `backward` returns them.
+    `known`: the cotangents after the levels. `cts`: the cotangents of the pushes, (Vp, ...); not read if every push is a
+    scattered state. Returns the cotangents as `backward` returns them.
     """
     sched, plan, states = batch.sched, batch.plan, saved.states
     ct_params: list[Cotangent] = []

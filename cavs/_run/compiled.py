@@ -57,10 +57,7 @@ def _loops_are_refused(plan: FunctionPlan) -> Iterator[None]:
 
 
 def compiled(job: Job, asked: Engine | None) -> Callable[..., list[jax.Array]]:
-    """Returns the jitted function of a job, with its VJP. A memory plan can change its options.
-
-    `job`: F, the shape of the schedules, and the device. `asked`: the engine that was asked for.
-    """
+    """Returns the jitted function of a job, with its VJP. A memory plan can change its options."""
     return _compiled(job.plan, job, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
 
 

@@ -48,14 +48,8 @@ class _Early(NamedTuple):
 def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool) -> tuple[Arrays, Saved | None]:
     """Evaluates F at every vertex of a batch.
 
-    Args:
-        job: What the engine was chosen for, with the plan that it runs.
-        sched: The schedule of the batch.
-        engine: Runs the levels.
-        given: The arguments of `run`.
-        save: Whether to save what `_run.adjoint.backward` reads.
-
-    Returns the leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
+    `save`: whether to save what `_run.adjoint.backward` reads. Returns the leaves of the pushes, (Vp, ...), or (M, ...) with
+    `select`; and with `save` the residuals, else `None`.
     """
     plan, select = job.plan, given.select
     batch = batch_of(job, sched, engine.runs_leaves(job))

@@ -59,8 +59,8 @@ class _Step(NamedTuple):
 def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
     """Evaluates F at every vertex of a batch, segment after segment.
 
-    Returns the leaves of the pushes as stored, (Vp, ...), or (M, ...) with `select`. `call`: the arguments of `run`. `run`:
-    evaluates one segment. Raises `EngineError` if the engine that was asked for cannot run segments.
+    Returns the leaves of the pushes as stored, (Vp, ...), or (M, ...) with `select`. `run`: evaluates one segment. Raises
+    `EngineError` if the engine that was asked for cannot run segments.
     """
     asked, plan, shape = call.asked, call.job.plan, sched.segment_shape
     if asked is not None and asked.launches:

@@ -26,8 +26,8 @@ def compiled() -> bool:
 def sort_batch(graphs: Graphs, num_kinds: int, with_kinds: bool, fields: Sequence[str]) -> SortedBatch:
     """Sorts the vertices of a batch by height and kind.
 
-    `num_kinds`: the number of kinds. `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind. `fields`: the
-    fields of the graphs that the schedule includes.
+    `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind. `fields`: the fields of the graphs that the
+    schedule includes.
     """
     if not compiled():
         return ReferenceBatch(graphs, num_kinds, with_kinds)
@@ -45,7 +45,7 @@ def schedule_batch(graphs: Graphs, options: Options) -> Schedule:
 class StackScheduler:
     """Schedules batches of one data set, several of one shape at a time.
 
-    `graphs`: the data set. `options`: the options of the schedules. The caller chooses the shapes.
+    `options`: the options of the schedules. The caller chooses the shapes.
     """
 
     def __init__(self, graphs: Graphs, options: Options):
@@ -56,8 +56,8 @@ class StackScheduler:
     def stack(self, batches: Sequence[np.ndarray], shape: Shape, room: int | None = None) -> np.ndarray:
         """Returns the integers of the schedules of several batches, (batches, length) int32.
 
-        `batches`: of each batch, the numbers of its graphs. `shape`: the shape of all schedules. `room`: the first axis of the
-        result, if it is longer; it ends with zeros. Raises `NoRoom` if a batch does not fit `shape`.
+        `batches`: of each batch, the numbers of its graphs. `room`: the first axis of the result, if it is longer; it ends with
+        zeros. Raises `NoRoom` if a batch does not fit `shape`.
         """
         out = aligned(room or len(batches), length_of(shape))
         out[len(batches) :] = 0

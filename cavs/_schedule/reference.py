@@ -31,7 +31,7 @@ class Tasks(NamedTuple):
 class ReferenceBatch:
     """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.shape_choice.SortedBatch`.
 
-    `num_kinds`: the number of kinds. `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind.
+    `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind.
     """
 
     def __init__(self, graphs: Graphs, num_kinds: int, with_kinds: bool):

@@ -135,12 +135,8 @@ def _shape(
 ) -> Shape:
     """Returns the shape of batches of these sizes, with as many tasks as vertices with children.
 
-    Args:
-        sizes: The sizes, or upper bounds of them.
-        names: The names of the kinds.
-        arity: The number of children of every inner vertex of the data set; 0 if it varies.
-        options: The options of the schedules.
-        rounded: Rounds up numbers of rows; `None` leaves them as they are.
+    `sizes`: the sizes, or upper bounds of them. `arity`: the number of children of every inner vertex of the data set; 0 if it
+    varies. `rounded`: rounds up numbers of rows; `None` leaves them as they are.
     """
     leaves, inner = sizes.leaves, sizes.inner
     if rounded is not None:
@@ -168,8 +164,7 @@ def _shape(
 def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], arity: int) -> Shape:
     """Cuts a batch into tasks, and chooses its shape.
 
-    `options`: the options of the schedule. `names`: the names of the kinds. `arity`: the number of children of every inner
-    vertex of the data set; 0 if it varies.
+    `arity`: the number of children of every inner vertex of the data set; 0 if it varies.
     """
     shape = _shape(batch.sizes, names, arity, options, None if options.exact else bucket)
     tasks = batch.cut(Cut(shape.classes, options.policy == "serial"))
@@ -290,8 +285,8 @@ def sums(counts: Counts, batches: Sequence[np.ndarray]) -> np.ndarray:
 def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
     """Returns (3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
 
-    `counts`: the counts of each graph. `batch`: graphs per batch. `strata`: (batch, 2) if a batch has one graph of each
-    stratum: its graphs are those from `strata[i, 0]` to `strata[i, 1] - 1`.
+    `counts`: the counts of each graph. `strata`: (batch, 2) if a batch has one graph of each stratum: its graphs are those from
+    `strata[i, 0]` to `strata[i, 1] - 1`.
     """
     if strata is None:
         return np.stack([np.sort(of, axis=0)[::-1][:batch].sum(0) for of in counts])

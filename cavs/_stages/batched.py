@@ -24,7 +24,7 @@ Arrays: TypeAlias = list[jax.Array]
 def leaf_function(role: RoleProgram, size: int, stored: bool) -> Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]:
     """Returns F at the leaves: (params, pulled rows) -> (states, pushes), for all `size` leaves of a kind.
 
-    `role`: F at leaves of one kind. `size`: the number of leaves, padded. `stored`: as in `evaluate`.
+    `role`: F at leaves of one kind. `stored`: as in `evaluate`.
     """
 
     def leaf(params: Arrays, pulled: Arrays) -> tuple[Arrays, Arrays]:
@@ -90,8 +90,8 @@ def eager_function(
 ) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
     """Returns the eager part: (static values, pulled rows, rows of edges) -> the rows of `part.eager.outs`.
 
-    `part`: F at vertices with children, of one kind. `num_children`: of the vertices. `rows`: the vertices; they may be `None`,
-    or a part of those of the kind, if the eager part does not read edges.
+    `num_children`: of the vertices. `rows`: the vertices; they may be `None`, or a part of those of the kind, if the eager part
+    does not read edges.
     """
 
     def eager(statics: Arrays, pulled: Arrays, edges: Arrays) -> Arrays:
@@ -112,14 +112,10 @@ def eager_function(
 def lazy_arguments(part: Split, rows: Rows, states: Arrays, eager: Sequence[Values], extras: Arrays) -> tuple[Arrays, ...]:
     """Returns what the lazy part reads.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        states: the dynamic tensors.
-        eager: the outputs of the eager part.
-        extras: the values of `part.recurrent.extra`.
-
     Returns:
         The vertices' own states, the states of numbered children, the states of all children by edge, `eager`, and `extras`.
+
+    `eager`: the outputs of the eager part. `extras`: the values of `part.recurrent.extra`.
     """
     kids = rows.inner(rows.kids)
     own = [get_rows(b, rows.row) for b in states]

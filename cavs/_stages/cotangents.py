@@ -53,8 +53,8 @@ def mask_rows(x: jax.Array, real: jax.Array) -> jax.Array:
 def rows_of_push(ct: Cotangent, vertex: jax.Array, count: Index) -> Cotangent:
     """Transposes a push of some vertices.
 
-    Returns (rows, ...), zero in padding. `ct`: (Vp, ...) the cotangent of the pushes of all vertices. `vertex`: (rows,) the
-    vertices. `count`: the number of rows that are not padding.
+    Returns (rows, ...), zero in padding. `ct`: (Vp, ...) the cotangent of the pushes of all vertices. `count`: the number of
+    rows that are not padding.
     """
     if ct.dtype == jax.dtypes.float0:
         return np.zeros((vertex.shape[0], *ct.shape[1:]), jax.dtypes.float0)
@@ -117,11 +117,8 @@ def _array(x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
 def put_rows(ct_inputs: InputCotangents, ct_rows: list[Cotangent], vertex: jax.Array, count: Index) -> InputCotangents:
     """Transposes a pull: writes the cotangents of some vertices to their rows of the inputs.
 
-    Args:
-        ct_inputs: the cotangents of the inputs so far, (Vp, ...).
-        ct_rows: the cotangents of the vertices' rows, (rows, ...).
-        vertex: (rows,) the vertices.
-        count: the number of rows that are not padding.
+    `ct_inputs`: the cotangents of the inputs so far, (Vp, ...). `ct_rows`: the cotangents of the vertices' rows, (rows, ...).
+    `count`: the number of rows that are not padding.
     """
     out = list(ct_inputs)
     for i, (total, ct) in enumerate(zip(ct_inputs, ct_rows, strict=True)):

@@ -68,13 +68,7 @@ def entrance(
 ) -> Env:
     """Returns the `wanted` inputs of the joint program at the vertices of a span.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        rows: the vertices of the kind.
-        span: some of them.
-        states: the dynamic tensors.
-        crossing: as in `Memory`.
-        wanted: variables of the joint program.
+    `span`: some of them. `crossing`: as in `Memory`. `wanted`: variables of the joint program.
     """
     kids = span.rows(rows.kids)
     own = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)

@@ -66,10 +66,7 @@ def lazy_gradients(
     """Computes the cotangents of the recurrent part's static values, summed over the rows of a span.
 
     Args:
-        part: F at vertices with children, of one kind.
-        rows: the vertices of the kind.
         span: the rows to sum over.
-        memory: what the forward saved.
         cuts: the cut cotangents, (span.size, ...) or (span.edges, ...), zero in padding.
         own: the rows and edges of the span that count. `None` if all do, and F has no edges or the span is all rows.
         given: operands that are known, so they are not computed again.

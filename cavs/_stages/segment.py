@@ -54,7 +54,6 @@ def with_vjp(
     alive anyway.
 
     Args:
-        fn: a pure function.
         save: whether to return the transpose.
         args: its first arguments.
         gather: returns the other arguments, such as rows of an array over which it closes.

@@ -79,7 +79,7 @@ class Concurrent(Generic[P, R]):
     On a GPU, loops become part of CUDA graphs if no launch of engine `persistent` is inside. For each structure and shapes of
     arguments, the first call traces the function to find out.
 
-    `fun`: the function, with its launches `in_turn`. `options`: the keyword arguments of `jax.jit`.
+    `fun`: the function, with its launches `in_turn`.
     """
 
     def __init__(self, fun: Callable[P, R], **options: Any):
@@ -134,8 +134,7 @@ def _run(
 ) -> tuple[list[jax.Array], jax.Array | None]:
     """Evaluates a jaxpr after a launch.
 
-    Returns the results, and the flag of the last launch. `consts`: the values of its constants. `args`: the values of its
-    arguments. `before`: the flag of the launch; `None` if there was none.
+    Returns the results, and the flag of the last launch. `before`: the flag of the launch; `None` if there was none.
     """
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 

@@ -44,7 +44,7 @@ Arrays = list[jax.Array]
 def eager_split(part: Split, number: int) -> Split | None:
     """Returns the eager part of `part` as the recurrent part of a split; `None` if XLA computes it.
 
-    `part`: F at vertices with children, of one kind. `number`: the number by which the library knows these vertices.
+    `number`: the number by which the library knows these vertices.
     """
     made = {v for e in part.eager.eqns for v in e.outvars}
     if part.eager.reads_edges or not made:

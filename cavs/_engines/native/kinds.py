@@ -43,7 +43,6 @@ def lowered(
     """Returns the program of a kind. Raises `Unfit` if the library lacks something that F needs.
 
     Args:
-        part: F at vertices with children.
         kind: The number of the kind, for names.
         save: Whether the forward keeps what the backward reads.
         reused: Cut cotangents that overwrite kept values, with the number of these.

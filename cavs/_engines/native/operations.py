@@ -137,8 +137,7 @@ def moved(eqn: Eqn) -> list[np.ndarray]:
 def pieces(views: Sequence[View], sizes: Sequence[int], at: np.ndarray) -> list[tuple[View, int, int]]:
     """Returns the pieces of which a value consists: a view, where it begins in the value, and its number of elements.
 
-    `views`: the operands. `sizes`: their numbers of elements. `at`: the numbers of the value's elements among those of all
-    operands. Raises `Unfit` if there are too many.
+    `at`: the numbers of the value's elements among those of all operands. Raises `Unfit` if there are too many.
     """
     if not len(at):
         raise Unfit("a value without elements")

@@ -58,7 +58,7 @@ _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4,
 def candidates(program: LevelProgram, precision: str, target: Target) -> list[LaunchConfig]:
     """Returns every layout that fits the chip. If any of them keeps weights resident, it returns only those that do.
 
-    `program`: what a level computes. `precision`: the precision of products; see `LaunchConfig`. `target`: the GPU.
+    `precision`: the precision of products; see `LaunchConfig`.
     """
     unit, can_be_tight, available, found = program.unit, PRECISIONS[precision].tight, target.multiprocessors, []
     for hb in (64, 32, 16, 8):
@@ -152,7 +152,7 @@ def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shap
 def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
     """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
 
-    `how`: how the launch runs. `shape`: the shape of the schedule, if known. Raises `Unfit` if no layout fits the chip.
+    `shape`: the shape of the schedule, if known. Raises `Unfit` if no layout fits the chip.
     """
     program, precision, layouts = recurrence.program, recurrence.precision, how.layouts
     if how.interpret:

@@ -20,8 +20,7 @@ def rewritten(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
     Functions with custom derivatives are inlined, so the result must not be differentiated. A product without a matrix becomes
     elementwise: for example, a product of two vectors is a sum, which is exact in float32 and needs no tensor cores.
 
-    Returns the new equations, and the domains of all variables. `eqns`: equations, in order. `known`: the domains of their
-    variables.
+    Returns the new equations, and the domains of all variables.
     """
     eqns, domain = open_custom_calls(eqns, known)
     out: list[Eqn] = []

@@ -95,7 +95,6 @@ def gathered(tensor: jax.Array, up: dict[Index, jax.Array], index: Index, n: int
         tensor: (rows, ...) what the parents wrote.
         up: from `parents`.
         index: the place in `up` of the rows to read.
-        n: the number of vertices.
         interpret: whether the engine runs in Pallas' interpreter.
     """
     edge = up[index]

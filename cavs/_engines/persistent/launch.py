@@ -48,7 +48,6 @@ def launch(
     """Runs all levels in one direction.
 
     Returns the tensors written, (N, ...), by name, with the twins of states; and the flag of `kernels.persistent.launches`.
-    `recurrence`: what to run. `how`: how the launch runs. `given`: the arrays that it reads.
     """
     program, states = recurrence.program, given.states
     configs, wide_rows = launch_configs(recurrence, how, sched.shape)

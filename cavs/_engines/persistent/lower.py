@@ -80,7 +80,6 @@ class Recurrence:
     """One direction of the recurrent part of an inner role as a `LevelProgram`, with what its launch reads and writes.
 
     Args:
-        part: The inner role.
         way: The direction, and what it must do.
         pushed: The states to whose cotangents pushes contribute; those of the others come only from parents.
         largest: Bounds of the states; see `_engines.persistent.bounds.state_bounds`.
@@ -253,11 +252,8 @@ def recurrence_of(
 ) -> Recurrence:
     """Returns one direction of the inner role of a kind. Raises `Unfit` if the kernels cannot compute it.
 
-    Args:
-        name: The kind.
-        forest: Whether no vertex has two parents.
-        keep: Whether a forward keeps values for a backward.
-        target: The GPU, whose layouts decide the precision of products.
+    `forest`: whether no vertex has two parents. `keep`: whether a forward keeps values for a backward. `target`: the GPU, whose
+    layouts decide the precision of products.
     """
     found = _recurrence_of(plan, name, Way(forward, forest or (forward and not keep), keep or not forward), target)
     if isinstance(found, Unfit):

@@ -39,7 +39,7 @@ def launch_configs(recurrence: chip.Direction, how: chip.LaunchOptions, shape: S
     Returns:
         One or two layouts, in the order in which the launches run; and the number of vertices, 0 without a wide launch.
 
-    `how`: how the launches run. `shape`: the shape of the schedule. Raises `Unfit` if no layout fits the chip.
+    `shape`: the shape of the schedule. Raises `Unfit` if no layout fits the chip.
     """
     narrow = chip.configure(recurrence, how, shape)
     if how.layouts.wide:
@@ -148,8 +148,7 @@ def count_wide_levels(part_start: jax.Array, rows: int) -> jax.Array:
     Returns:
         An int32 scalar.
 
-    `part_start`: int32 of shape (levels * PARTS + 1,): for each level and part of the schedule, its first row. `rows`: the
-    number of vertices.
+    `part_start`: int32 of shape (levels * PARTS + 1,): for each level and part of the schedule, its first row.
     """
     widths = jnp.diff(jnp.asarray(part_start)[::PARTS])
     return jnp.maximum(jnp.argmin(jnp.append(widths >= rows, False)), 1).astype(jnp.int32)

@@ -64,7 +64,6 @@ def backward_levels(
     """Runs the backward's loop over tasks, then the lazy batch and the transpose of the eager part.
 
     Args:
-        saved: What the forward saved.
         cotangents: The cotangents that are known before the levels run.
         rounds: Runs the rounds, and leaves that are kinds; `rounds_back` if not given. The arguments and results are the same.
         products: Computes lazy gradients from operands where these lie. `None` for XLA.
