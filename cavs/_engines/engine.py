@@ -138,9 +138,9 @@ class Engine:
         """Returns whether the engine can run F at all, and lines that say how it would on a device, or why it cannot."""
         raise NotImplementedError
 
-    def runs_leaves(self, job: Job) -> bool:
-        """Returns whether the engine runs the leaves as a level. Otherwise XLA runs them before the levels."""
-        return False
+    def batch(self, job: Job, sched: Schedule) -> Batch:
+        """Returns the batch of a schedule. XLA runs its leaves before the levels, unless the engine runs them as a level."""
+        return batch_of(job, sched, leaves=False)
 
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool

@@ -15,7 +15,7 @@ Cavs 3.5). The cotangents of the eager part's outputs are such rows, too.
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Job, batch_of
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Job
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
 from cavs._schedule.schedule import Schedule
@@ -55,8 +55,8 @@ def backward(
     """
     after_forward = Schedule(barrier((sched.data, cts))[0], sched.shape)
     after = [x for i, x in enumerate(saved.states) if i not in job.plan.overwritten]
-    batch = batch_of(job, sched, leaves=len(saved.statics) > len(job.kinds))
-    batch = batch._replace(zeros=Zeros(after_forward, after, start=1000))  # other zeros than the forward's
+    # Other zeros than the forward's.
+    batch = engine.batch(job, sched)._replace(zeros=Zeros(after_forward, after, start=1000))
     known = _no_cotangents(batch, saved)
     if (push_states := job.plan.push_states) is not None:
         known = _pushed_states_back(known, batch, push_states, engine, select, cts)

@@ -103,10 +103,10 @@ class Native(Engine):
             lines.append(f"vertices with children, in the lazy part: {total.batches}")
         return ["Rows of this schedule on engine native, computed for vertices:", *(f"  {line}" for line in lines)]
 
-    def runs_leaves(self, job: Job) -> bool:
-        """Returns whether the library can compute F at the leaves."""
+    def batch(self, job: Job, sched: Schedule) -> Batch:
+        """Returns the batch of a schedule, with the leaves as a level if the library can compute F there."""
         kinds = {name: k for k, name in enumerate(job.kinds) if job.shape.leaves[k]}
-        return not leaves_unfit(job.plan, kinds, len(job.kinds))
+        return batch_of(job, sched, leaves=not leaves_unfit(job.plan, kinds, len(job.kinds)))
 
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
