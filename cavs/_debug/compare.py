@@ -14,8 +14,8 @@ from cavs._debug.interpret import compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
-from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.run import run

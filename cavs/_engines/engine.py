@@ -9,10 +9,9 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.batched import eager_function, pull, pull_edges
-from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp
-from cavs._stages.tensors import Rows, Zeros, rows_of_kinds, rows_of_leaves
+from cavs._stages.tensors import Rows, Values, Zeros, rows_of_kinds, rows_of_leaves
 from cavs.kernels import Target
 
 Arrays = list[jax.Array]

@@ -8,11 +8,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cavs._feed.plan import Member, Pick
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape_choice import Options

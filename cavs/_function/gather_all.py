@@ -13,8 +13,8 @@ from jax.typing import ArrayLike
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Jaxpr
 

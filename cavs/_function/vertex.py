@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_function, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Heights of vertices: the level of each vertex in Cavs' Algorithm 1, computed once when graphs are built."""
+"""Heights of vertices: the level of each vertex in Cavs' Algorithm 1, computed once when graphs are built; and runs of rows."""
 
 import numpy as np
 
@@ -62,3 +62,10 @@ def _set_heights_above(
         rows += ready
         found += [h] * len(ready)
     height[rows] = found
+
+
+def ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Concatenates `start[i]`, `start[i] + 1`, ..., `start[i] + length[i] - 1` for every i."""
+    out = (start - length.cumsum() + length).repeat(length)
+    out += np.arange(len(out))
+    return out

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._interop.exported import Exported, Forward, export_shape
 from cavs._interop.names import describe_array, key_of, named_leaves
 from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving

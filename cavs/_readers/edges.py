@@ -6,15 +6,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
-from cavs._graphs.expected import check_graphs
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.integers import INT32_MAX
-from cavs._readers.edge_values import Features, Line, RowValues, rows_for_json
 from cavs._readers.features import flat_features, nested_features
+from cavs._readers.json_values import Features, Line, RowValues, TargetShape, as_values, rows_for_json, target_shape, targets
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, read_lines, write_bytes
-from cavs._readers.targets import TargetShape, as_values, target_shape, targets
 
 _KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label", "edge_attr", "x")
 _FIELDS = {"inputs": ("input_id", "vocab"), "labels": ("label", "label_names"), "kinds": ("kind", "kind_names")}

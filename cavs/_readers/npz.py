@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from cavs._graphs.expected import check_graphs
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._readers.features import flat_features, nested_features
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes

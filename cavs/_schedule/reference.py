@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.segments import ranges
+from cavs._graphs.heights import ranges
 from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
 from cavs._schedule.shape_choice import BatchSizes, NoRoom, has_room
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition

@@ -15,8 +15,7 @@ from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._stages.blocks import block_of
-from cavs._stages.pulled import Pulled, Values, get_rows
-from cavs._stages.tensors import Rows, repeated
+from cavs._stages.tensors import Pulled, Rows, Values, get_rows, repeated
 
 Arrays: TypeAlias = list[jax.Array]
 

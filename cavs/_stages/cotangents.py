@@ -10,8 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.raw_keys import Shaped
 from cavs._jaxpr.equations import is_float
-from cavs._stages.pulled import get_rows
-from cavs._stages.tensors import Index
+from cavs._stages.tensors import Index, get_rows
 from cavs.kernels import Target
 
 Cotangent: TypeAlias = jax.Array | np.ndarray  # of an integer a NumPy array of JAX's float0

@@ -15,9 +15,8 @@ from cavs._function.domains import EDGE, Domain
 from cavs._function.split import Split
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var, is_var
-from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows, RowSpan
+from cavs._stages.tensors import Pulled, Rows, RowSpan, Values, get_rows
 
 
 class Copied(NamedTuple):

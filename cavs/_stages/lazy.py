@@ -30,8 +30,7 @@ from cavs._stages.blocks import block_of
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
-from cavs._stages.pulled import get_rows
-from cavs._stages.tensors import Index, Rows, RowSpan, repeated, window
+from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated, window
 from cavs.kernels import Target
 
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)

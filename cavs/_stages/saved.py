@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 
 from cavs._graphs.pytree import PyTree
-from cavs._stages.pulled import Values
+from cavs._stages.tensors import Values
 
 # The transpose of a linearized function, from `jax.vjp`: a pytree of the arrays that the transpose reads. It gets cotangents.
 Transpose: TypeAlias = Callable[..., tuple[PyTree, ...]]

@@ -20,7 +20,7 @@ slack at both ends.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -270,3 +270,32 @@ def write(x: jax.Array, value: jax.Array, start: Index) -> jax.Array:
     """Returns `x` with rows from `start` replaced by `value`."""
     value = value if value.dtype == x.dtype else value.astype(x.dtype)
     return lax.dynamic_update_slice_in_dim(x, value, start, 0, allow_negative_indices=False)
+
+
+def get_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns the rows of `x` with the numbers `index` (gather, pull)."""
+    return x.at[index].get(mode="promise_in_bounds")
+
+
+class Pulled(NamedTuple):
+    """Rows of the inputs, or of the edges, that are read where they lie."""
+
+    source: jax.Array  # the leaf of the inputs or of the edges
+    index: jax.Array  # (rows,) the numbers of the rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a copy."""
+        return self.index.shape + self.source.shape[1:]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the rows."""
+        return self.source.dtype
+
+    def copied(self) -> jax.Array:
+        """Returns a copy."""
+        return get_rows(self.source, self.index)
+
+
+Values: TypeAlias = Any  # an array with one row for each vertex or edge, or `Pulled`

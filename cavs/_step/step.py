@@ -13,10 +13,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._jaxpr.mesh_types import varying
 from cavs._memory.divided import Loss
 from cavs._memory.divided_graphs import Collate

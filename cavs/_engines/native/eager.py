@@ -32,9 +32,8 @@ from cavs._stages.cotangents import Cotangent, mask_rows, zero_cotangent
 from cavs._stages.entrance import Memory
 from cavs._stages.lazy import Direct, lazy_gradients
 from cavs._stages.operands import Operand, in_parts
-from cavs._stages.pulled import Values
 from cavs._stages.saved import Transpose
-from cavs._stages.tensors import RowSpan
+from cavs._stages.tensors import RowSpan, Values
 from cavs.kernels import Unfit
 
 Arrays = list[jax.Array]

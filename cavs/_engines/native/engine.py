@@ -34,8 +34,8 @@ from cavs._schedule.padding import Filled, in_total, padding_of
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
-from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
+from cavs._stages.tensors import Values
 from cavs.kernels import Target, Unfit, native_unavailable
 
 Arrays = list[jax.Array]

@@ -23,8 +23,7 @@ from cavs._engines.persistent.lower import (
 from cavs._engines.persistent.wide_levels import count_wide_levels
 from cavs._jaxpr.hold_back import barrier
 from cavs._schedule.schedule import Schedule
-from cavs._stages.pulled import get_rows
-from cavs._stages.tensors import Rows as KindRows
+from cavs._stages.tensors import Rows as KindRows, get_rows
 from cavs.kernels import COLUMNS, Index, IndexRole, segment_rows
 
 

@@ -20,9 +20,8 @@ from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env
 from cavs._stages.batched import in_place
 from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval, together
-from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved, Transpose
-from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
+from cavs._stages.tensors import Pulled, Rows, RowSpan, Values, Zeros, get_rows, window, write
 from cavs.kernels import Target
 
 

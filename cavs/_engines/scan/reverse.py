@@ -35,9 +35,8 @@ from cavs._stages.cotangents import filled, floats, mask_rows, merged, put_rows,
 from cavs._stages.entrance import memory_of, together
 from cavs._stages.lazy import Direct, apart, lazy_block, lazy_gradients, lazy_gradients_in_blocks
 from cavs._stages.operands import Operand, Products, in_parts
-from cavs._stages.pulled import get_rows
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import RowSpan, Zeros, window
+from cavs._stages.tensors import RowSpan, Zeros, get_rows, window
 
 # The tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of static values.
 Rounds: TypeAlias = tuple[jax.Array, StateCotangents, list[Env], Totals]

@@ -18,8 +18,7 @@ from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, mask_rows, merged
 from cavs._stages.entrance import Memory, apart, barred, entrance, fixed, kept_values, together
 from cavs._stages.lazy import OwnRows, lazy_gradients
-from cavs._stages.pulled import get_rows
-from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, window, write
+from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, window, write
 
 T = TypeVar("T")
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
