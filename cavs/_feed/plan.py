@@ -99,7 +99,7 @@ class EpochPlans:
             return plan
 
     def latest(self, number: int) -> Epoch | None:
-        """Returns the plan of an epoch; if there is none, that of the epoch before, or `None`."""
+        """Returns the plan of an epoch; if there is none, the plan of the epoch before, or `None`."""
         plans = self._plans
         return plans.get(number, next(iter(plans.values()), None))
 

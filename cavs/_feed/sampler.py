@@ -65,10 +65,10 @@ class Sampler:
         """Yields the batches of an iterator, `CHUNK` at a time, and how many of them loops have received.
 
         An iterator continues where the last loop was left. Other iterables begin anew in each epoch. Chunks that were received
-        are among the results, because their shapes determine those of later ones.
+        are among the results, because their shapes determine the shapes of later ones.
 
-        `received`: the batches of this epoch that loops have received. `seen`: those of all epochs. Raises `ValueError` if the
-        iterator is ahead of this place.
+        `received`: the batches of this epoch that loops have received. `seen`: the batches of all epochs. Raises `ValueError`
+        if the iterator is ahead of this place.
         """
         source: Iterator[Any] = iter(self._source)
         done = seen

@@ -85,7 +85,7 @@ class Shapes:
         mine.sort(key=lambda i: sum(s.vertices for s in self.all[i]))
 
     def plan(self, batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int) -> Planned:
-        """Deals batches to devices, and chooses their shapes. The arguments are those of `plan_samples`."""
+        """Deals batches to devices, and chooses their shapes. The arguments are the same as for `plan_samples`."""
         samples, present = plan_samples(batches, sizes, devices)
         graphs = [samples if m.pick is None else [m.pick(some) for some in samples] for m in self._members]
         return Planned(samples, present, graphs, self._chosen(graphs, devices) if samples else np.zeros(0, int))

@@ -93,7 +93,7 @@ def _parts_of(cut: Var, makers: dict[Var, Eqn], domain: Domains) -> list[Var]:
 
 
 def _is_layout(e: Eqn) -> bool:
-    """Returns whether the elements of the result are those of the operands in their order."""
+    """Returns whether the result has the elements of the operands, in their order."""
     if e.primitive.name not in _LAYOUT or not all(map(is_var, e.invars)):
         return False
     axis = e.params.get("dimension", e.params.get("axis", 0)) if len(e.invars) > 1 else 0
@@ -101,6 +101,6 @@ def _is_layout(e: Eqn) -> bool:
 
 
 def _bytes(joint: Joint, stored: StoredCuts) -> int:
-    """Returns the bytes that a vertex or an edge needs besides those of kept values."""
+    """Returns the bytes that a vertex or an edge needs beside its kept values."""
     over = reused(joint, stored.values, stored.domain)
     return sum(bytes_of_var(v) for v in stored.values if v not in over)

@@ -46,7 +46,7 @@ def evaluate(
         real: number of rows that are not padding, if some may be padding. `_stages.tensors` says what padding holds.
         fusion: if false, the compiler is kept from fusing equations.
         stored: whether the cotangents of products are stored, see `_stored_cotangent`.
-        product: multiplies row values by a matrix; the arguments are those of `rows_times_matrix`.
+        product: multiplies row values by a matrix, with the arguments of `rows_times_matrix`.
     """
     once = computed_once(eqns)
     for eqn in eqns:

@@ -125,7 +125,7 @@ def _fused(
 
 
 def _run_group(group: _Group, shared: _Shared, adds: Sequence[Eqn], env: Env) -> None:
-    """Evaluates a group as one product and adds its results to `env`; those of the additions `adds`, too."""
+    """Evaluates a group as one product, then the additions `adds`. Adds the results of both to `env`."""
     eqn, a, b, axis, free = group[0]
     kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
     if shared is _Shared.OPERAND:

@@ -1,6 +1,6 @@
 """How `gather_all` is traced: over any number of children, and inside another `gather_all` over children that are padded.
 
-Here `fn` takes the leaves of one child's state, as they are stored (see `_function.raw_keys`), and those of the edge's row.
+Here `fn` takes the leaves of one child's state, as stored (see `_function.raw_keys`), and the leaves of the edge's row.
 """
 
 from collections.abc import Callable
@@ -133,8 +133,8 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
 def score_and_value(out: PyTree, shape: tuple[int, ...] = ()) -> tuple[jax.Array, PyTree]:
     """Returns the score and the value of what `fn` returned for a softmax.
 
-    `out`: what `fn` returned. `shape`: the axes of the children before those of one result. Raises `ValueError` if `out` is not
-    a pair that begins with a scalar.
+    `shape`: the axes of the children, which come before the axes of one result. Raises `ValueError` if `out` is not a pair
+    that begins with a scalar.
     """
     if not isinstance(out, tuple) or len(out) != 2 or jnp.shape(out[0]) != shape:
         got = jax.tree.map(lambda x: jnp.shape(x)[len(shape) :], out)

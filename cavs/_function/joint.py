@@ -9,7 +9,7 @@ from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recurrent:
-    """The recurrent part of a role, and what it exchanges with the other parts. Variables are those of `role.program`."""
+    """The recurrent part of a role, and what it exchanges with the other parts, as variables of `role.program`."""
 
     eqns: list[Eqn]  # its equations
     statics: list[Var]  # STATIC variables that it reads

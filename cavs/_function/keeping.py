@@ -149,7 +149,7 @@ def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...
     Nothing reads these rows after the forward's levels. They are one of `Forward.cross`, or a part of it if the recurrent part
     splits it.
 
-    `made`: those of `Forward.cross` that are copies.
+    `made`: the variables of `Forward.cross` that are copies.
     """
     later, domain, f = rows_read(joint), joint.domain, joint.forward
     eqns, _ = needed(joint.program.eqns, [*f.states, *f.extra, *f.keep], set())

@@ -54,7 +54,7 @@ class FunctionPlan:
         return part.keeping(self.overwritten, KeepOptions()) if self.overwritten else part
 
     def rows_and_edges(self, leaves: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-        """Divides the leaves of `(inputs, edges)` into those of the inputs and those of the edges."""
+        """Divides the leaves of `(inputs, edges)` into the leaves of each."""
         count = len(self.roles[0].inputs)
         return list(leaves[:count]), list(leaves[count:])
 

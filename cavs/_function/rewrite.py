@@ -23,7 +23,7 @@ _ZERO_UNARY = {
 }  # fmt: skip
 
 
-# The elements of the result are some of those of the operands.
+# The result consists of elements of the operands.
 _MOVES = frozenset(
     "broadcast_in_dim reshape squeeze expand_dims slice transpose rev split concatenate copy stop_gradient".split()
 )

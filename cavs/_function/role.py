@@ -28,7 +28,7 @@ class RoleProgram:
     reads_edges: bool  # whether `gather_all` is called with `edges=True`
     # The line of F's first loop with a dynamic number of iterations, as the end of a sentence; empty if there is none.
     loop: str
-    fixed: frozenset[Var] = frozenset()  # those of `params`, `inputs` and `edges` whose cotangents nobody asks for
+    fixed: frozenset[Var] = frozenset()  # the arguments whose cotangents nobody asks for
 
     @property
     def arguments(self) -> tuple[Var, ...]:

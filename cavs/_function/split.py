@@ -36,7 +36,7 @@ class Eager:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """F at vertices with children, split. Variables are those of `role.program`, except in `joint`."""
+    """F at vertices with children, split. All fields but `joint` refer to variables of `role.program`."""
 
     role: RoleProgram  # F at vertices with children, of one kind
     static_eqns: list[Eqn]  # the equations that are evaluated once

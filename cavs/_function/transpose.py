@@ -101,7 +101,7 @@ class _Outputs(NamedTuple):
     ct_cross: list[Any]
     ct_slots: list[Any]
     ct_child: list[Any]
-    cuts: list[list[Any]]  # of each reader of parameters, those of its float outputs
+    cuts: list[list[Any]]  # of each reader of parameters, the cut cotangents of its float outputs
 
 
 def _traced(

@@ -41,7 +41,7 @@ class OptionalFields(TypedDict):
 def checked_structure(
     num_vertices: ArrayLike | Sequence[int], num_children: ArrayLike | Sequence[int], children: ArrayLike | Sequence[int]
 ) -> Structure:
-    """Validates these arguments of `Graphs.build` and computes heights. Raises `ValueError` if as `Graphs.build`."""
+    """Validates these arguments of `Graphs.build` and computes heights. Raises `ValueError` as `Graphs.build` does."""
     n = integers("num_vertices", num_vertices)
     counts = integers("num_children", num_children)
     kids = integers("children", children, np.int32)
@@ -93,7 +93,7 @@ def checked_fields(
     x: PyTree = None,
     num_edges: int = 0,
 ) -> OptionalFields:
-    """Validates the optional arguments of `Graphs.build`. Raises `ValueError` if as `Graphs.build`."""
+    """Validates the optional arguments of `Graphs.build`. Raises `ValueError` as `Graphs.build` does."""
 
     def ids(name: str, value: ArrayLike | None, names: tuple[str, ...] | None) -> np.ndarray | None:
         if value is None:

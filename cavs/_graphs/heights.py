@@ -46,7 +46,7 @@ def _set_heights_above(
     height: np.ndarray, parent: np.ndarray, start: np.ndarray, waiting: np.ndarray, level: np.ndarray, h: int
 ) -> None:
     """Sets the heights of all vertices above `level`, the vertices of height `h`, in a loop over vertices."""
-    # Lists: Python reads single elements of them faster than those of arrays.
+    # Lists: Python reads single elements of lists faster than of arrays.
     parents, first, left = parent.tolist(), start.tolist(), waiting.tolist()
     ready = level.tolist()
     rows, found = [], []

@@ -112,7 +112,7 @@ def _shaped(inputs: PyTree, of: dict[str, str], shape: Shape) -> PyTree:
 def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, of: dict[str, str]) -> tuple[str, ...]:
     """What the rows of each output belong to, found by tracing the forward at two sizes.
 
-    Raises `ValueError` if the number of rows is neither that of the vertices nor that of the graphs.
+    Raises `ValueError` if an output has neither a row for each vertex nor a row for each graph.
     """
     more = shape.leaves[0] + 8
     larger = shape._replace(vertices=shape.vertices + 8, leaves=(more, *shape.leaves[1:]), graphs=shape.graphs + 1)

@@ -43,7 +43,7 @@ class Derivative:
 def vjp_at(
     fn: Callable[..., Sequence[Any]], args: Sequence[Any], places: Sequence[int]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """Returns the results of `fn`, and its VJP: from cotangents of float results to those of the arguments at `places`."""
+    """Returns the results of `fn`, and its VJP: from cotangents of float results to cotangents of the arguments at `places`."""
 
     def of_places(values: list[Any]) -> tuple[list[Any], list[Any]]:
         given = list(args)
@@ -72,7 +72,7 @@ def derivative(
         fn: takes arrays and returns a flat list of arrays.
         avals: the types of the arguments of the whole.
         places: the arguments of `fn` that are differentiated.
-        arguments: from the arguments of the whole to those of `fn`.
+        arguments: maps the arguments of the whole to the arguments of `fn`.
     """
     whole: Any = jax.make_jaxpr(lambda *args: vjp_at(fn, arguments(*args), places), return_shape=True)(*avals)
     first, (out_types, pull_back) = whole
@@ -188,7 +188,7 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
     for eqn in needed(eqns, list(wanted), available)[0]:
         if eqn.primitive.name in COMPARISONS and is_float(eqn.invars[0].aval):
             if eqn.primitive.name not in ("eq", "ne") and related.isdisjoint(filter(is_var, eqn.invars)):
-                continue  # a limit such as that of `relu`: near it, either result is right
+                continue  # a limit such as in `relu`: near it, either result is right
             before, kept = needed(eqns, eqn.invars, available)
             if set(kept) & depends(eqns, {v for e in before for v in e.outvars}):
                 found.add(eqn.outvars[0])

@@ -1,4 +1,4 @@
-"""Leaves arrays of size 0 out of a function: those of kinds without vertices in a batch, and of states of width 0.
+"""Leaves arrays of size 0 out of a function: kinds without vertices in a batch, and states of width 0, have such arrays.
 
 XLA (jaxlib 0.10, 0.11) translates some modules with arrays of size 0 wrongly: a kernel launch before a slice of size 0 and a
 call that reads it loses its configuration, and compilation ends with "No registered implementation for custom call".

@@ -29,7 +29,7 @@ def names_of(names: Mapping[str, str] | None, function: str, ways: Sequence[str]
 def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[Atom], dict[str, set[Var]]]:
     """Removes the equations that name values, so that a value is one variable.
 
-    Returns the other equations, the outputs, and the values by their names, those of inputs and literals excepted.
+    Returns the other equations, the outputs, and the values by their names, without inputs and literals.
     """
     named: dict[str, list[Var]] = {}
     made = {v for e in eqns for v in e.outvars}

@@ -34,7 +34,7 @@ class Linear(NamedTuple):
     refusal: str  # the text of the `TypeError` if there is no `push`
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Splits what belongs to the operands into that of the arguments, of what is saved, and of the tangents."""
+        """Splits a list with an entry for each operand into arguments, saved arrays, and tangents."""
         first, last = self.args, self.args + self.saved
         return list(operands[:first]), list(operands[first:last]), list(operands[last:])
 

@@ -28,7 +28,7 @@ from cavs._jaxpr.jaxprs import ClosedJaxpr, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
 
 Arrays: TypeAlias = list[jax.Array]
-Tangents: TypeAlias = list[jax.Array | None]  # `None` is zero, and that of integers
+Tangents: TypeAlias = list[jax.Array | None]  # `None` for zeros, and for integers
 Flat: TypeAlias = Callable[..., Arrays]
 
 ruled_p = jex.Primitive("call_with_rules")

@@ -1,4 +1,4 @@
-"""Calls whose options can be changed after they are traced, as a memory plan changes those of the calls of `run` in a loss.
+"""Calls whose options can be changed after they are traced, as a memory plan does with the calls of `run` in a loss.
 
 The options are a value in the equation of the call, so nothing decides them but the jaxpr. A call that is differentiated inside
 the traced function is not a call any more: it keeps the options that it had. So do calls inside of a `jax.shard_map`.

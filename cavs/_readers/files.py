@@ -66,7 +66,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """Reads all bytes of a regular file. Raises `OSError` if as `open_regular`."""
+    """Reads all bytes of a regular file. Raises `OSError` as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
 

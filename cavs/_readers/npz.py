@@ -125,7 +125,7 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
 def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = None) -> Graphs:
     """The graphs of a `.npz` file's content. `path` is for messages.
 
-    Raises `FormatError` if as `load_npz`, and if `stamp` differs from that of the file.
+    Raises `FormatError` as `load_npz` does, and if the file has another `stamp`.
     """
     try:
         file = io.BytesIO(data)

@@ -107,7 +107,7 @@ def _overwritten(batch: Batch, saved: Saved) -> dict[int, jax.Array]:
 def _pushed_states_back(
     known: Cotangents, batch: Batch, push_states: list[int], engine: Engine, select: jax.Array | None, cts: list[Cotangent]
 ) -> Cotangents:
-    """Adds the cotangents of pushes to those of the states that were pushed; push j is state leaf `push_states[j]`."""
+    """Adds the cotangents of pushes to the cotangents of the pushed states; push j is state leaf `push_states[j]`."""
     row, g = jnp.asarray(batch.sched.row), known.states
     index = row if select is None else row.at[select].get(mode="clip")
     if engine.launches and sum(g[i].nbytes for i in set(push_states) if i in g) > FEW_BYTES:
@@ -119,7 +119,7 @@ def _pushed_states_back(
 
 
 def _of_all_vertices(batch: Batch, select: jax.Array, cts: list[Cotangent]) -> list[Cotangent]:
-    """Returns the cotangents of the pushes of all vertices, (Vp, ...), from those of the selected ones, (M, ...)."""
+    """Spreads the cotangents of the selected pushes, (M, ...), to the pushes of all vertices, (Vp, ...)."""
     return [
         jnp.zeros((batch.sched.shape.vertices, *a.shape), a.dtype).at[select].add(ct, mode="drop") if is_float(a) else ct
         for a, ct in zip(batch.plan.push_avals, cts, strict=True)
@@ -127,7 +127,7 @@ def _of_all_vertices(batch: Batch, select: jax.Array, cts: list[Cotangent]) -> l
 
 
 def _lazy_back(known: Cotangents, batch: Batch, saved: Saved, cts: list[Cotangent]) -> Cotangents:
-    """Transposes the lazy part: adds the cotangents of the pushes, (Vp, ...), to those of all that the lazy part reads."""
+    """Transposes the lazy part: from cotangents of the pushes, (Vp, ...), to cotangents of all that the lazy part reads."""
     g = known.states
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
         mine = [rows_of_push(ct, rows.vertex, rows.count) for ct in cts]
@@ -174,7 +174,7 @@ def _leaves_back(
         ct, ct_pulled = saved.leaf[k]((mine, pushed))
         ct = [x if x.dtype == jax.dtypes.float0 else jnp.where(count > 0, x, jnp.zeros_like(x)) for x in ct]
         ct_params = _sum(ct_params, ct)
-        # If the rows of inner vertices are there already, those of the leaves, which may be few, are scattered between them.
+        # If the rows of inner vertices are there already, the rows of the leaves, which may be few, are scattered between them.
         if inside and not engine.launches:
             ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
         else:

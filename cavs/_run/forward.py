@@ -43,7 +43,7 @@ def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool)
     """
     plan, select = job.plan, given.select
     batch = engine.batch(job, sched)
-    with jax.named_scope("leaves"):  # the names are those of profiles and memory plans
+    with jax.named_scope("leaves"):  # profiles and memory plans show these names
         leaves = _Leaves([], [], [], []) if batch.has_leaves else _leaves(batch, engine, given, save)
     with jax.named_scope("eager"):
         statics, static, eager_rows, eager = _static_and_eager(batch, engine, given, save)

@@ -150,14 +150,14 @@ def _rows(given: Given, of: _Step) -> Given:
 
 
 class _Chosen(NamedTuple):
-    """The pushes of a segment that are wanted: all, or those of the vertices `select` that are in it."""
+    """Which pushes of a segment are wanted: all, or the pushes of the vertices `select` that are in it."""
 
     index: jax.Array  # vertex numbers within the segment
     mine: jax.Array | None  # (M,) bool: which of `select` are in the segment
     vertex: jax.Array  # for all: their rows in the pushes; beyond the last one in padding
 
     def put(self, outs: Arrays, pushed: Arrays) -> Arrays:
-        """Writes the pushes of the segment to those of all segments."""
+        """Writes the pushes of the segment into the pushes of all segments."""
         if self.mine is None:
             return [o.at[self.vertex].set(x, mode="drop") for o, x in zip(outs, pushed, strict=True)]
         return [jnp.where(_column(self.mine, x), x, o) for o, x in zip(outs, pushed, strict=True)]

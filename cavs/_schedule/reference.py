@@ -142,7 +142,7 @@ class ReferenceBatch:
         _by_kind(at["leaf_vertex"], self._leaf, sizes.leaves, shape.leaves)
         _by_kind(at["inner_vertex"], self._inner, sizes.inner, shape.inner)
         at["row"][:vertices] = shape.pad + self._position
-        at["graph_end"][:] = vertices  # also those of the graphs that a server adds
+        at["graph_end"][:] = vertices  # also for the graphs that a server adds
         at["graph_end"][: len(graphs)] = graphs.vertex_offsets[1:]
         if sizes.rooted:
             at["roots"][:] = self._root[0] if len(graphs) else 0

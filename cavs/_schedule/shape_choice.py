@@ -365,7 +365,7 @@ def few_shapes(
             sizes = cap
             if level is not levels[-1]:
                 sizes = sample[inside].max(0)
-                if inside.all():  # batches to come may be a little larger than those of the sample
+                if inside.all():  # batches to come may be a little larger than in the sample
                     sizes = np.minimum(sizes + np.ceil(sample.std(0) / 2).astype(int), cap)
             shape.append(shape_for(graphs, names, sizes, len(some[0]), options))
         shapes.append(tuple(shape))

@@ -127,7 +127,7 @@ class Cut(NamedTuple):
 
     @property
     def limited(self) -> list[LimitedClass]:
-        """The classes among which that of the least cost per vertex is taken; none if every task has room for its edges."""
+        """The classes of which the cheapest per vertex is taken; none if every task has room for its edges."""
         if len({edges // width for width, edges in self.classes}) == 1:
             return []
         fixed = cost_of(self.widths).task

@@ -48,7 +48,7 @@ def leaf_block(role: RoleProgram, size: int) -> int:
 
 
 def static_variables(part: Split) -> list[Var]:
-    """Returns the STATIC variables that the eager, recurrent and lazy parts read; first those of `part.recurrent.statics`."""
+    """Returns the STATIC variables that the eager, recurrent and lazy parts read, `part.recurrent.statics` first."""
     level, made = part.role.domain, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
     read = [x for e in (*part.eager.eqns, *part.lazy_eqns) for x in e.invars]
     read = [

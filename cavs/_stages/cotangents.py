@@ -16,7 +16,7 @@ from cavs.kernels import Target
 Cotangent: TypeAlias = jax.Array | np.ndarray  # of an integer a NumPy array of JAX's float0
 # Per leaf of the inputs: (Vp, ...); a shape as long as no vertex has added to it, and `None` for integers.
 InputCotangents: TypeAlias = list[jax.Array | jax.ShapeDtypeStruct | None]
-Floats: TypeAlias = dict[int, jax.Array]  # cotangents by their place in a list, without those of integers
+Floats: TypeAlias = dict[int, jax.Array]  # cotangents of floats, by their place in a list
 
 
 def zero_cotangent(x: Shaped) -> Cotangent:

@@ -87,7 +87,7 @@ def entrance(
 
 
 def _part_of(x: Values, span: RowSpan, domain: Domain) -> jax.Array:
-    """Returns the rows of a span, or those of its edges."""
+    """Returns the rows of a span, or the rows of its edges."""
     return get_rows(x.source, span.rows_in(domain, x.index)) if isinstance(x, Pulled) else span.rows_in(domain, x)
 
 

@@ -105,7 +105,7 @@ def lazy_gradients(
 
 
 def apart(cts: Env, gradients: Floats) -> Env:
-    """Returns `cts` so that XLA for GPUs does not join products of them with those of `gradients`.
+    """Returns `cts` so that XLA for GPUs does not join products of them with the products in `gradients`.
 
     XLA joins products that read one cut cotangent if it is small, as in plans for little memory. Then the results, which may be
     the gradients of large weights, are all there at once.

@@ -22,7 +22,7 @@ class Operand(NamedTuple):
     source: jax.Array  # (m, ...)
     index: jax.Array | None  # (n, parts) ints; `None` for all rows of `source`
     start: Index  # row i is row start + i of `source`, or the rows index[start + i] of it, one after another
-    # Matrices of the same shape whose rows are beside those of `source`, if there is no index.
+    # Matrices of the same shape, whose rows stand beside the rows of `source`, if there is no index.
     beside: tuple[jax.Array, ...] = ()
     fold: int = 1  # into how many rows the rows of all of these are cut; `start` counts them
 

@@ -32,5 +32,5 @@ class Saved(NamedTuple):
     # rows.
     leaf: list[Transpose]
     states: list[jax.Array]  # the dynamic tensor of each leaf of the state, (rows of the schedule, ...)
-    static: list[Transpose]  # for each kind, the transpose of the static part: cotangents of static values to those of params
+    static: list[Transpose]  # for each kind, the transpose of the static part: from static values to params
     statics: list[list[jax.Array]]  # for each kind, the static values, which have no vertex axis

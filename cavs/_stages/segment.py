@@ -180,7 +180,7 @@ def _pull_back_in_blocks(
 
 
 def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: list[jax.Array]) -> dict[int, jax.Array]:
-    """Returns the cotangents of the arguments that are differentiated, by their place, from those of float results."""
+    """Maps cotangents of float results to cotangents of the differentiated arguments, by their place."""
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
     of, cut = part.derivative, barrier(cut)

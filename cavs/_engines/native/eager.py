@@ -1,6 +1,6 @@
 """Engine `native`: the library computes the eager part of F for all vertices of a kind, as if they were leaves.
 
-So no padding is computed, and gradients of parameters are lazy, as those of levels are. XLA computes an eager part that reads
+So no padding is computed, and gradients of parameters are lazy, as in the levels. XLA computes an eager part that reads
 edges, or for which the library lacks something.
 """
 
@@ -81,7 +81,7 @@ class _Stage(NamedTuple):
         return batch_of(self.job, Schedule(data, self.job.shape), leaves=False)
 
     def statics(self, values: Arrays) -> Arrays:
-        """Selects the static values that the eager part reads, among those of `static_variables(part)`."""
+        """Selects the static values that the eager part reads, given the values of `static_variables(part)`."""
         env = dict(zip(static_variables(self.part), values, strict=True))
         return [env[v] for v in self.own.recurrent.statics]
 
@@ -139,7 +139,7 @@ class _SavedStage(NamedTuple):
 def _back(
     stage: _Stage, saved: _SavedStage, cts: list[Cotangent], where: Mapping[Var, Operand] | None = None
 ) -> tuple[list[Cotangent], list[Cotangent], list[Cotangent]]:
-    """Returns the cotangents of statics, pulled rows and rows of edges, from those of `part.eager.outs`.
+    """Maps cotangents of `part.eager.outs` to cotangents of statics, pulled rows and rows of edges.
 
     `where`: tensors with slack that have some of these cotangents as rows, so that the library needs no copy.
     """

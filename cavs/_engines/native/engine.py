@@ -3,7 +3,7 @@
 XLA on a CPU runs a task as some dozen kernels, each with a pass over its operands and a microsecond of overhead. The library
 runs F's equations for a few rows at a time, which stay in the L1 cache, and its products read gathered rows where they are,
 from weights that are packed once a call. Leaves are one more level, before all others, and the eager part is a level in a
-call of its own. The lazy part is that of engine `scan`.
+call of its own. The lazy part is the same as on engine `scan`.
 
 The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run on engine `scan`.
 """
@@ -137,9 +137,9 @@ class Native(Engine):
         return ForwardLevels(states, kept, extras, None)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
-        """Runs the backward's levels, and that of the leaves, in one call."""
+        """Runs the backward's levels, leaves included, in one call."""
         rounds = functools.partial(_rounds_back, batch, saved)
-        alone = batch.plan.push_states is not None  # the eager part gets no other cotangents than those of the levels
+        alone = batch.plan.push_states is not None  # only the levels give cotangents to the eager part
         return scan_reverse.backward_levels(batch, saved, cotangents, rounds, gradients, in_library(batch) if alone else [])
 
 
@@ -187,7 +187,7 @@ def _leaves_outside(plan: FunctionPlan) -> str | None:
 
 
 def _batches(batch: Batch) -> Callable[[jax.Array], Batch]:
-    """Returns the batch as a function of its schedule's integers, which does not keep those of `batch`, tracers, alive."""
+    """Returns a function of a schedule's integers that rebuilds the batch, without keeping the tracers of `batch` alive."""
     job, shape, leaves = batch.job, batch.sched.shape, batch.has_leaves
     return lambda data: batch_of(job, Schedule(data, shape), leaves)
 

@@ -166,7 +166,7 @@ class _Backward(_Direction):
 
     @property
     def known(self) -> set[Var]:
-        """The cut cotangents that the call is given, so that it does not store them: those of the eager part's results."""
+        """The cut cotangents of the eager part's results, which the call is given, so that it does not store them."""
         return set() if self.part.role.states else set(self.part.reverse.extra_cts.values())
 
     def results(self) -> list[Atom]:

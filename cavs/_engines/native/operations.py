@@ -124,7 +124,7 @@ MOVES: dict[str, Callable[..., Any]] = {
 
 
 def moved(eqn: Eqn) -> list[np.ndarray]:
-    """Returns for each result the numbers of its elements among those of all operands."""
+    """Returns for each result the numbers of its elements, counted through all operands."""
     sizes = [int(np.prod(x.aval.shape, dtype=np.int64)) for x in eqn.invars]
     ends = np.cumsum([0, *sizes])
     numbers = [np.arange(a, b).reshape(x.aval.shape) for a, b, x in zip(ends[:-1], ends[1:], eqn.invars, strict=True)]
@@ -137,7 +137,7 @@ def moved(eqn: Eqn) -> list[np.ndarray]:
 def pieces(views: Sequence[View], sizes: Sequence[int], at: np.ndarray) -> list[tuple[View, int, int]]:
     """Returns the pieces of which a value consists: a view, where it begins in the value, and its number of elements.
 
-    `at`: the numbers of the value's elements among those of all operands. Raises `Unfit` if there are too many.
+    `at`: the numbers of the value's elements, counted through all operands. Raises `Unfit` if there are too many.
     """
     if not len(at):
         raise Unfit("a value without elements")

@@ -138,7 +138,7 @@ def too_wide(config: LaunchConfig, shape: Shape) -> bool:
 
 
 def mean_rows(shape: Shape | None) -> float:
-    """Returns the mean number of vertices per (padded) level; without a shape, that of about a batch of 64 sentences."""
+    """Returns the mean number of vertices per (padded) level; without a shape, as in a batch of 64 sentences."""
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
 
 

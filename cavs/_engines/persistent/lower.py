@@ -81,7 +81,7 @@ class Recurrence:
 
     Args:
         way: The direction, and what it must do.
-        pushed: The states to whose cotangents pushes contribute; those of the others come only from parents.
+        pushed: The states to whose cotangents pushes contribute; other states get cotangents only from parents.
         largest: Bounds of the states; see `_engines.persistent.bounds.state_bounds`.
         replaced: Which kept values the forward stores side by side, for the backward to replace.
 
