@@ -8,7 +8,7 @@ from cavs._engines.native.engine import Native
 from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
 from cavs._function.plan import FunctionPlan
-from cavs._graphs.suggest import suggestion
+from cavs._graphs.counted import suggestion
 from cavs.kernels import Target, persistent
 
 

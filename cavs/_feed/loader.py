@@ -21,10 +21,9 @@ from cavs._feed.settings import Sample, Settings, Source, ahead_of, checked, mem
 from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
-from cavs._graphs.counted import counted
+from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.suggest import suggestion
 from cavs._schedule.batches import compiled
 from cavs._schedule.schedule import Schedule
 from cavs.kernels import Target

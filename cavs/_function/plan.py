@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import jax
 
+from cavs._function.joint import RoleProgram
 from cavs._function.keep_options import KeepOptions
 from cavs._function.misuse import role_name, short
 from cavs._function.raw_keys import key_impl, stored_aval
-from cavs._function.role import RoleProgram
 from cavs._function.split import Split, split, split_leaf
 from cavs._function.trace import ArgumentShapes, Pushed, trace_role
 from cavs._function.vertex import VertexFunction

@@ -13,10 +13,9 @@ import dataclasses
 from cavs._function.children import ALL, TO_EDGES, TO_ROWS
 from cavs._function.cut_parts import with_kept_together
 from cavs._function.domains import EDGE, STATIC, Domain, domain_of
-from cavs._function.joint import Forward, Joint, Recurrent, Reverse
+from cavs._function.joint import Forward, Joint, Recurrent, Reverse, RoleProgram
 from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import can_overwrite, front, with_keeping
-from cavs._function.role import RoleProgram
 from cavs._function.transpose import joint_of
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Eqn, Var, is_var

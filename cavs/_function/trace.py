@@ -10,10 +10,10 @@ from cavs._function.children import MSG_ESCAPED, checked_calls, enter_p
 from cavs._function.common_subexpressions import merge_common_subexpressions
 from cavs._function.domains import EDGE, ROW, Domains, domains
 from cavs._function.fuse import fuse_products
+from cavs._function.joint import RoleProgram
 from cavs._function.misuse import check_outputs, check_program, defined, explained, role_name
 from cavs._function.raw_keys import from_stored, stored_aval, to_stored
 from cavs._function.rewrite import fold_zeros, make_domains_explicit
-from cavs._function.role import RoleProgram
 from cavs._function.transpose import has_loop
 from cavs._function.unroll import trace
 from cavs._function.user_rules import with_rules_per_vertex

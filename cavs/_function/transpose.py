@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
-from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse
+from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse, RoleProgram
 from cavs._function.keeping import with_keeping
-from cavs._function.role import RoleProgram
 from cavs._function.unroll import trace
 from cavs._jaxpr.derivative import vjp_at
 from cavs._jaxpr.equations import Program, bind, depends, is_float, needed, reads, run_equations, shape_of, tap_p, value_of

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cavs._graphs.integers import INT32_MAX
+from cavs._graphs.checks import INT32_MAX
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cavs._graphs.arguments import check_graphs
+from cavs._graphs.checks import INT32_MAX
 from cavs._graphs.counted import counted
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.integers import INT32_MAX
 from cavs._readers.features import flat_features, nested_features
 from cavs._readers.json_values import Features, Line, RowValues, TargetShape, as_values, rows_for_json, target_shape, targets
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, read_lines, write_bytes

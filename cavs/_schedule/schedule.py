@@ -9,10 +9,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from cavs._graphs.counted import counted
+from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.draw import bars
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.suggest import suggestion
 from cavs._schedule.padding import explain_padding, in_total, padding_of, task_table
 from cavs._schedule.shape import FIELDS, OF_ARITY, Shape as Shape, slots_of
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.evaluate import evaluate, value_at
+from cavs._function.joint import RoleProgram
 from cavs._function.products import large_product
-from cavs._function.role import RoleProgram
 from cavs._function.split import Split
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import needed, reads
