@@ -79,12 +79,10 @@ class VertexFunction(Generic[Pushed]):
         arity: int = 0,
         optimizations: Optimizations | None = None,
     ): ...
-
     @overload
     def __init__(
         self, fn: OneVertex | dict[str, OneVertex], *, state: PyTree, arity: int = 0, optimizations: Optimizations | None = None
     ): ...
-
     def __init__(
         self, fn: OneVertex | dict[str, OneVertex], *, state: PyTree, arity: int = 0, optimizations: Optimizations | None = None
     ):

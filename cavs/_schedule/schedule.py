@@ -158,10 +158,8 @@ class Schedule:
 
     @overload
     def pad(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...
-
     @overload
     def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any: ...
-
     def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
         """Pads an array with one row per vertex to (Vp, ...), as [`cavs.run`][] expects under `jax.jit`.
 
@@ -180,10 +178,8 @@ class Schedule:
 
     @overload
     def pad_edges(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...
-
     @overload
     def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any: ...
-
     def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
         """Pads an array with one row per edge to (Ep, ...), as `edges` of [`cavs.run`][] under `jax.jit`.
 
