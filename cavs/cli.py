@@ -44,7 +44,7 @@ def _main(words: list[str]) -> int:
 def _help(words: list[str]) -> int:
     """Prints the help or the version, or ends the program with code 2 if there is no such command."""
     import cavs
-    from cavs._graphs.suggest import suggestion
+    from cavs._graphs.counted import suggestion
 
     text = "\n".join(f"  {name:10}{told}" for name, told in HELPS.items())
     parser = argparse.ArgumentParser(

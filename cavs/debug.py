@@ -2,8 +2,7 @@
 
 from cavs._debug.compare import Comparison as Comparison, compare as compare
 from cavs._debug.differences import Difference as Difference
-from cavs._debug.find_nan import find_nan as find_nan
+from cavs._debug.find_nan import NanReport as NanReport, find_nan as find_nan
 from cavs._debug.inspect import inspect as inspect
 from cavs._debug.interpret import interpret as interpret
-from cavs._debug.nan_report import NanReport as NanReport
 from cavs._graphs.draw import Drawing as Drawing, draw as draw

@@ -15,17 +15,7 @@ from tests.per_vertex import Graph
 from tests.random_blocks import gather, gather_all, statement
 from tests.random_forests import random_forest
 from tests.random_maker import ANY, PERSISTENT, Maker, NoFit
-from tests.random_programs import (
-    STORED,
-    Block,
-    Program,
-    Var,
-    blocks_of,
-    cast_from,
-    function_name,
-    source,
-    without_unread,
-)
+from tests.random_programs import STORED, Block, Program, Var, blocks_of, cast_from, function_name, source, without_unread
 from tests.random_states import SUMMED, carried, random_states
 
 PRELUDE = """import jax, jax.numpy as jnp, numpy as np

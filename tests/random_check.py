@@ -149,10 +149,7 @@ def _reference(case: Case, fns: dict[Any, Any], moved: float, dtype: Any) -> Any
     params, x = (moved_by(moved, rounded(case, values)) for values in (parameters(case), inputs(case)))
     at, count = rows_wanted(case), sum(map(len, case.graphs))
     spec = case.program
-    nets = [
-        per_vertex(case, fns, dtype),
-        PerVertex({None: top_net}, case.graphs, [None] * count, jnp.zeros(TOP[1], dtype)),
-    ]
+    nets = [per_vertex(case, fns, dtype), PerVertex({None: top_net}, case.graphs, [None] * count, jnp.zeros(TOP[1], dtype))]
 
     def layer(number: int, params: Any, x: Any, at: Any) -> Any:
         if number == 0:

@@ -9,14 +9,7 @@ from tests.random_maker import ANY, PERSISTENT, Maker, NoFit
 from tests.random_programs import STORED, Var
 
 SUMMED = 6.0  # bounds the usual values of a running sum
-SHAPES = [
-    lambda n, m: (n,),
-    lambda n, m: (m,),
-    lambda n, m: (),
-    lambda n, m: (n, m),
-    lambda n, m: (0,),
-    lambda n, m: (2,),
-]
+SHAPES = [lambda n, m: (n,), lambda n, m: (m,), lambda n, m: (), lambda n, m: (n, m), lambda n, m: (0,), lambda n, m: (2,)]
 
 
 def random_states(rng: np.random.Generator, widths: list[int], level: int) -> dict[str, Any]:

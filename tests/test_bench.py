@@ -9,18 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from bench import (
-    __main__ as command,
-    cases,
-    figures,
-    lines,
-    machine,
-    remote,
-    report,
-    runner,
-    store,
-    suites,
-)
+from bench import __main__ as command, cases, figures, lines, machine, remote, report, runner, store, suites
 from bench.remote import Remote
 from bench.runner import Bench
 from bench.systems import SYSTEMS

@@ -28,13 +28,7 @@ ROOT = Path(__file__).parents[1]
 # ---- help and mistakes ----
 
 
-@pytest.mark.parametrize(
-    "line, suggested",
-    [
-        ("trian", "Did you mean train?"),
-        ("train --epoch5 3", "Did you mean --epochs?"),
-    ],
-)
+@pytest.mark.parametrize("line, suggested", [("trian", "Did you mean train?"), ("train --epoch5 3", "Did you mean --epochs?")])
 def test_misspelled_words_get_suggestions(line, suggested, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(line.split())
@@ -166,10 +160,7 @@ def test_the_state_of_the_optimiser_has_the_same_structure_whatever_may_change()
     for name in ("adam", "adamw", "adagrad", "sgd"):
         options = [
             RunOptions(optimizer=name, weight_decay=w, clip=c, embedding_lr=e, schedule=s, warmup=n)
-            for w, c, e, s, n in (
-                (0.0, 0.0, None, "constant", 0),
-                (0.1, 5.0, 0.0, "cosine", 3),
-            )
+            for w, c, e, s, n in ((0.0, 0.0, None, "constant", 0), (0.1, 5.0, 0.0, "cosine", 3))
         ]
         states = [optimizer(of, 9).init(params) for of in options]
         assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])

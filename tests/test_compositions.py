@@ -68,10 +68,7 @@ AGAIN = [("grad params", "grad inputs"), ("jvp", "vjp"), ("vmap params", "hvp", 
 
 @pytest.mark.parametrize(
     ("name", "names"),
-    [
-        *(("scan", names) for names in AGAIN),
-        *zip(("native segments", "recompute run", "parts"), AGAIN, strict=True),
-    ],
+    [*(("scan", names) for names in AGAIN), *zip(("native segments", "recompute run", "parts"), AGAIN, strict=True)],
 )
 def test_in_reverse_over_a_derivative(name: str, names: tuple[str, ...]) -> None:
     """`run` refuses it, and says what to write. Of what JAX can differentiate twice, it is right."""

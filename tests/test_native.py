@@ -170,10 +170,7 @@ def test_threads_add_the_cotangents_of_several_parents() -> None:
 
 @pytest.mark.parametrize(
     ("params", "how", "text"),
-    [
-        (jax.tree.map(np.float64, PARAMS), {}, "computes with float64"),
-        (PARAMS, {"policy": "serial"}, "vertex by vertex"),
-    ],
+    [(jax.tree.map(np.float64, PARAMS), {}, "computes with float64"), (PARAMS, {"policy": "serial"}, "vertex by vertex")],
 )
 def test_it_says_why_it_cannot_run(params: Any, how: dict[str, Any], text: str) -> None:
     sched = cavs.schedule(BATCHES["wide"], **how)

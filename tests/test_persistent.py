@@ -162,11 +162,7 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
 
 @INTERPRETER
 @pytest.mark.parametrize(
-    ("precision", "name"),
-    [
-        ("bf16", "ChildSumTreeLSTM"),
-        *(("f16", name) for name in ("BinaryTreeLSTM", "unread state")),
-    ],
+    ("precision", "name"), [("bf16", "ChildSumTreeLSTM"), *(("f16", name) for name in ("BinaryTreeLSTM", "unread state"))]
 )
 def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
     """What they read is stored so, too, and only there where nothing else reads it; sums and maths stay in float32."""

@@ -45,10 +45,7 @@ def twice(p, b):
 
 
 # More totals and means are in `tests/test_sub_batches.py`.
-SAME = {
-    "mean of labelled": lambda p, b: cavs.data.mean(losses(hidden(p, b), p, b), where=b["label"] >= 0),
-    "two runs": twice,
-}
+SAME = {"mean of labelled": lambda p, b: cavs.data.mean(losses(hidden(p, b), p, b), where=b["label"] >= 0), "two runs": twice}
 CHANGED = {
     "mean of jnp": lambda p, b: losses(hidden(p, b), p, b).mean(),
     "batch norm": normalised,

@@ -113,11 +113,7 @@ def test_a_server_of_dags_with_kinds() -> None:
         np.testing.assert_allclose(served.serve({}, graphs[g], x[rows]), want[rows], rtol=1e-6, atol=1e-6)
     # The same kinds, numbered in another order.
     other = cavs.Graphs.build(
-        np.diff(graphs.vertex_offsets),
-        np.diff(graphs.child_offsets),
-        graphs.children,
-        kind=2 - kind,
-        kind_names=names[::-1],
+        np.diff(graphs.vertex_offsets), np.diff(graphs.child_offsets), graphs.children, kind=2 - kind, kind_names=names[::-1]
     )
     np.testing.assert_allclose(served.serve({}, other, x), want, rtol=1e-6, atol=1e-6)
 

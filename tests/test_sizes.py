@@ -10,7 +10,7 @@ import pytest
 
 import cavs
 from cavs._engines.persistent.lower import recurrence_of
-from cavs._readers.targets import as_values
+from cavs._readers.json_values import as_values
 from cavs._run.plans import plan_of
 from cavs.kernels import Unfit
 from tests.odd_graphs import GRAPHS, children_of

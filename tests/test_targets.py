@@ -64,10 +64,7 @@ def test_a_schedule_carries_only_integer_labels():
         graphs + graphs_with_targets(label=np.arange(6))
 
 
-LINES = [
-    '{"children": [[], [0]], "labels": [1, null], "label": 3}',
-    '{"children": [[]], "labels": [-0.5], "label": 4}',
-]
+LINES = ['{"children": [[], [0]], "labels": [1, null], "label": 3}', '{"children": [[]], "labels": [-0.5], "label": 4}']
 
 
 def test_json_lines_and_npz_hold_targets(tmp_path):

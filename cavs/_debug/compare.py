@@ -14,8 +14,8 @@ from cavs._debug.interpret import compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
-from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.run import run
@@ -150,10 +150,9 @@ def _default_tolerance(F: VertexFunction, params: PyTree, inputs: PyTree) -> flo
 def probed(F: VertexFunction, params: PyTree, inputs: PyTree, num_vertices: int) -> tuple[VertexFunction, dict[str, jax.Array]]:
     """Instruments F so that a run returns its states and their gradients.
 
-    Returns:
-        A vertex function that pushes {"state": the state of F, "push": the pushes of F}. Its inputs are {"inputs": those of F,
-        "delta": ...}. It adds delta to the float states, so that the gradients of delta are those of the states.
-        And a delta of zeros, by the number of the state leaf.
+    Returns a vertex function that pushes {"state": the state of F, "push": the pushes of F}. Its inputs are {"inputs": the
+    inputs of F, "delta": ...}. It adds delta to the float states, so that both have the same gradients. And returns a delta of
+    zeros, by the number of the state leaf.
     """
     avals = tuple(F.state_avals(params, inputs))
     floats = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact)]

@@ -1,5 +1,6 @@
 """`find_nan`: finds the vertex, the equation and the line that produced the first NaN, forward or in the gradient."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
@@ -10,10 +11,9 @@ import numpy as np
 
 from cavs._debug.compare import padded_rows, probed
 from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of, place_of
-from cavs._debug.nan_report import NanReport
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction
-from cavs._graphs.expected import check_graphs
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import bind
@@ -21,6 +21,39 @@ from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, bod
 from cavs._jaxpr.source_lines import source_line
 from cavs._run.run import run
 from cavs._schedule.scheduler import schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class NanReport:
+    """The origin of a NaN, as [`cavs.debug.find_nan`][] found it. `print` shows it.
+
+    Attributes:
+        where: "params", "inputs" or "edges" if it was there before F ran, "forward", "loss" if the user's loss produced it, or
+            "gradient".
+        symbol: the array that contains it: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...
+        row: the flat row of the vertex, or `None`.
+        graph: the graph of the vertex, or `None`.
+        vertex: the vertex within its graph, or `None`.
+        level: the height of the vertex, or `None`.
+        equation: the equation that produced the NaN from operands without one, with the ranges of its operands; `None` if F
+            did not produce it.
+        source: the line of the program that contains this equation, or `None`.
+    """
+
+    where: str
+    symbol: str
+    row: int | None = None
+    graph: int | None = None
+    vertex: int | None = None
+    level: int | None = None
+    equation: str | None = None
+    source: str | None = None
+
+    def __str__(self) -> str:
+        at = "" if self.row is None else f" at vertex {self.vertex} of graph {self.graph} (row {self.row}, level {self.level})"
+        lines = [f"{self.where}: {self.symbol} is the first NaN{at}", *filter(None, (self.equation, self.source))]
+        return "\n  ".join(lines)
+
 
 # The only types of the operands and results of equations that are evaluated here.
 Value: TypeAlias = jax.Array | np.ndarray
@@ -220,8 +253,7 @@ class _Search:
     ) -> tuple[Eqn, Eqn, list[Value]] | None:
         """Follows a NaN back from output `number` to the equation that produced it.
 
-        Returns:
-            The equation of `jaxpr`, the innermost equation within it, and the operands of the latter.
+        Returns the equation of `jaxpr`, the innermost equation within it, and the operands of the latter.
         """
         env: dict[Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
         origin: dict[Var, Eqn] = {}

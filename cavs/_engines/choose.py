@@ -8,7 +8,7 @@ from cavs._engines.native.engine import Native
 from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
 from cavs._function.plan import FunctionPlan
-from cavs._graphs.suggest import suggestion
+from cavs._graphs.counted import suggestion
 from cavs.kernels import Target, persistent
 
 
@@ -23,8 +23,7 @@ _PREFERRED = ("persistent", "native", "scan")  # the first that is the best for 
 def engine_of(engine: str | Engine | None) -> Engine | None:
     """Returns the engine of a name. Returns engines, and `None` (for the choice of `choose_engine`), as they are.
 
-    Raises:
-        ValueError: If no engine has this name.
+    Raises `ValueError` if no engine has this name.
     """
     if engine is None or isinstance(engine, Engine):
         return engine
@@ -39,12 +38,7 @@ def engine_of(engine: str | Engine | None) -> Engine | None:
 def choose_engine(engine: str | Engine | None, job: Job) -> Engine:
     """Returns the engine to run: the one that was asked for or, for `None`, the one that fits and should be fastest.
 
-    Args:
-        engine: The engine that was asked for, or its name.
-        job: What it is to run.
-
-    Raises:
-        EngineError: If the engine that was asked for cannot run the job.
+    `job`: what it is to run. Raises `EngineError` if the engine that was asked for cannot run the job.
     """
     asked = engine_of(engine)
     if asked is None:

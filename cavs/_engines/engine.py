@@ -9,33 +9,23 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.batched import eager_function, pull, pull_edges
-from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp
-from cavs._stages.tensors import Rows, Zeros, rows_of_kinds, rows_of_leaves
+from cavs._stages.tensors import Rows, Values, Zeros, rows_of_kinds, rows_of_leaves
 from cavs.kernels import Target
 
 Arrays = list[jax.Array]
 
 
 class Job(NamedTuple):
-    """F over all schedules of one shape, on one device: what an engine is chosen for.
+    """F over all schedules of one shape, on one device: what an engine is chosen for."""
 
-    Attributes:
-        plan: F, traced and split.
-        shape: The shape of the schedules.
-        kinds: For each kind of the schedules, the name of the function that evaluates it.
-        target: The device.
-        options: What a memory plan asks for.
-        exported: Whether the code is to run in other processes, which do not have the library of engine `native`.
-    """
-
-    plan: FunctionPlan
-    shape: Shape
-    kinds: tuple[str | None, ...]
-    target: Target
-    options: MemoryOptions = NO_OPTIONS
-    exported: bool = False
+    plan: FunctionPlan  # F, traced and split
+    shape: Shape  # the shape of the schedules
+    kinds: tuple[str | None, ...]  # for each kind of the schedules, the name of the function that evaluates it
+    target: Target  # the device
+    options: MemoryOptions = NO_OPTIONS  # what a memory plan asks for
+    exported: bool = False  # whether the code is to run in other processes, which do not have the library of engine `native`
 
     @property
     def inner_kinds(self) -> dict[str | None, int]:
@@ -44,20 +34,14 @@ class Job(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch of vertices, as an engine runs it.
+    """A batch of vertices, as an engine runs it."""
 
-    Attributes:
-        job: What the engine was chosen for; its plan is the one that the engine runs.
-        sched: The schedule.
-        rows: For each kind, where its vertices with children are in the batch; then for each kind where its leaves are, if the
-            engine runs leaves as a level. "For each kind" means these, too.
-        zeros: Creates dynamic tensors.
-    """
-
-    job: Job
+    job: Job  # what the engine was chosen for; its plan is the one that the engine runs
     sched: Schedule
+    # For each kind, where its vertices with children are in the batch; then for each kind where its leaves are, if the
+    # engine runs leaves as a level. "For each kind" means these, too.
     rows: list[Rows]
-    zeros: Zeros
+    zeros: Zeros  # creates dynamic tensors
 
     @property
     def plan(self) -> FunctionPlan:
@@ -94,41 +78,27 @@ def batch_of(job: Job, sched: Schedule, leaves: bool) -> Batch:
 
 
 class ForwardLevels(NamedTuple):
-    """What the forward's levels compute.
+    """What the forward's levels compute."""
 
-    Attributes:
-        states: The dynamic tensors of the states, one per leaf of the state.
-        kept: For each kind, the values that the backward reads.
-        extras: For each kind, the values that the lazy part reads.
-        gave_up: (1,) int32, nonzero if a thread block gave up waiting, for `kernels.checked`; `None` if no block waits.
-    """
-
-    states: Arrays
-    kept: list[Arrays]
-    extras: list[Arrays]
+    states: Arrays  # the dynamic tensors of the states, one per leaf of the state
+    kept: list[Arrays]  # for each kind, the values that the backward reads
+    extras: list[Arrays]  # for each kind, the values that the lazy part reads
+    # (1,) int32, nonzero if a thread block gave up waiting, for `kernels.checked`; `None` if no block waits.
     gave_up: jax.Array | None
 
 
 class Cotangents(NamedTuple):
-    """The cotangents that are known before the backward's levels run.
+    """The cotangents that are known before the backward's levels run."""
 
-    Attributes:
-        states: By the index of a state leaf: what the pushes contribute, in rows of the dynamic tensors, or as `row` says.
-        row: For each row of the dynamic tensors its row in `states`, negative for none; `None` if they are the same.
-        eager: For each kind, of the eager part's outputs.
-        extras: For each kind, of the values that the lazy part reads; empty if pushes are states.
-        statics: For each kind, of the static values so far, by their index.
-        inputs: Of the inputs so far.
-        edges: Of the edges so far.
-    """
-
+    # By the index of a state leaf: what the pushes contribute, in rows of the dynamic tensors, or as `row` says.
     states: dict[int, jax.Array]
+    # For each row of the dynamic tensors its row in `states`, negative for none; `None` if they are the same.
     row: jax.Array | None
-    eager: list[list[Any]]
-    extras: list[list[Any]]
-    statics: list[dict[int, jax.Array]]
-    inputs: list[Any]
-    edges: list[Any]
+    eager: list[list[Any]]  # for each kind, of the eager part's outputs
+    extras: list[list[Any]]  # for each kind, of the values that the lazy part reads; empty if pushes are states
+    statics: list[dict[int, jax.Array]]  # for each kind, of the static values so far, by their index
+    inputs: list[Any]  # of the inputs so far
+    edges: list[Any]  # of the edges so far
 
 
 class BackwardLevels(NamedTuple):
@@ -141,18 +111,14 @@ class BackwardLevels(NamedTuple):
 
 
 class Engine:
-    """Runs the levels. An engine is a hashable value: it is part of the key under which compiled functions are cached.
+    """Runs the levels. An engine is a hashable value: it is part of the key under which compiled functions are cached."""
 
-    Attributes:
-        name: What users write for it.
-        launches: Whether one kernel launch runs all levels of a kind. The stages around a launch may then build whole tensors
-            rather than write into them.
-        stand_in: The engine that replaces it where `jax.vmap` or a second derivative transforms a pass; `None` if it can be
-            transformed itself.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # what users write for it
+    # Whether one kernel launch runs all levels of a kind. The stages around a launch may then build whole tensors rather
+    # than write into them.
     launches: ClassVar[bool] = False
+    # The engine that replaces it where `jax.vmap` or a second derivative transforms a pass; `None` if it can be transformed
+    # itself.
     stand_in: "ClassVar[Engine | None]" = None
 
     def unfit(self, job: Job) -> str | None:
@@ -171,25 +137,17 @@ class Engine:
         """Returns whether the engine can run F at all, and lines that say how it would on a device, or why it cannot."""
         raise NotImplementedError
 
-    def runs_leaves(self, job: Job) -> bool:
-        """Returns whether the engine runs the leaves as a level. Otherwise XLA runs them before the levels."""
-        return False
+    def batch(self, job: Job, sched: Schedule) -> Batch:
+        """Returns the batch of a schedule. XLA runs its leaves before the levels, unless the engine runs them as a level."""
+        return batch_of(job, sched, leaves=False)
 
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
     ) -> tuple[list[Values], list[Transpose]]:
         """Computes the eager part of a kind. Unless an engine does better, XLA computes it in one batch.
 
-        Args:
-            batch: The batch.
-            k: The number of the kind.
-            statics: Its static values.
-            inputs: The leaves of the inputs, (Vp, ...).
-            edges: The leaves of the edges, (Ep, ...).
-            save: Whether to return the transpose.
-
-        Returns:
-            The rows of `part.eager.outs`, and with `save` the transpose, as in `Saved.eager`.
+        `save`: whether to return the transpose. Returns the rows of `part.eager.outs`, and with `save` the transpose, as in
+        `Saved.eager`.
         """
         part, rows = batch.parts[k], batch.rows[k]
 
@@ -204,7 +162,6 @@ class Engine:
         """Runs the forward's levels.
 
         Args:
-            batch: The batch.
             states: The dynamic tensors with the states of the leaves; none if the engine runs the leaves.
             statics: For each kind, the static values.
             eager: For each kind, the outputs of the eager part.

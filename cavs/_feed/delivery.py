@@ -47,9 +47,7 @@ class Delivery:
 
         Closing the iterator ends the thread.
 
-        Args:
-            epochs: the epochs; runs on the thread.
-            depth: the most batches that wait.
+        `epochs`: the epochs; runs on the thread. `depth`: the most batches that wait.
         """
 
         def on_host() -> Generator[Batches | None, None, None]:
@@ -131,8 +129,7 @@ class Delivery:
     def largest(self, epoch: Epoch) -> Batches:
         """Returns the first batch of an epoch, padded to the largest shape, in host memory.
 
-        Raises:
-            ValueError: the epoch has no batches.
+        Raises `ValueError` if the epoch has no batches.
         """
         if not len(epoch.planned.shape):
             raise ValueError("Loader.largest: got a loader without batches; expected at least one.")

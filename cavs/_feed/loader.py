@@ -17,24 +17,13 @@ from cavs._feed.batches import Batch, Batches
 from cavs._feed.delivery import Delivery
 from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, position_of
 from cavs._feed.sampler import Sampler
-from cavs._feed.settings import (
-    Sample,
-    Settings,
-    Source,
-    ahead_of,
-    checked,
-    members_of,
-    partial_stacks,
-    steps_for,
-    with_rows,
-)
+from cavs._feed.settings import Sample, Settings, Source, ahead_of, checked, members_of, partial_stacks, steps_for, with_rows
 from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
-from cavs._graphs.counted import counted
+from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.suggest import suggestion
 from cavs._schedule.batches import compiled
 from cavs._schedule.schedule import Schedule
 from cavs.kernels import Target
@@ -240,7 +229,7 @@ class Loader(Generic[Yielded]):
         self._running: object = None  # the loop that began last, if no position was restored since
         self._stream: Stream | None = None
         self._plans = EpochPlans()
-        self._programs: set[tuple[int, int]] | None = None  # those of the epochs so far
+        self._programs: set[tuple[int, int]] | None = None  # of the epochs so far
         self._told = False
 
     @classmethod

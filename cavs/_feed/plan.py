@@ -27,18 +27,12 @@ Pick: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
 class Member(NamedTuple):
-    """One data set of a batch.
+    """One data set of a batch."""
 
-    Attributes:
-        graphs: the data set.
-        pick: maps the samples of a batch, (B,) ints, to a fixed number of graphs of this data set;
-            `None` if sample i is graph i.
-        options: the options of its schedules.
-    """
-
-    graphs: Graphs
+    graphs: Graphs  # the data set
+    # Maps the samples of a batch, (B,) ints, to a fixed number of graphs of this data set; `None` if sample i is graph i.
     pick: Pick | None
-    options: Options
+    options: Options  # the options of its schedules
 
     def picked(self, samples: np.ndarray) -> np.ndarray:
         """Returns the graphs of a batch."""
@@ -46,35 +40,22 @@ class Member(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """K batches on D devices.
+    """K batches on D devices."""
 
-    Attributes:
-        samples: of each batch and device, the samples.
-        present: of batches and devices with stand-ins, by their place in `samples`, which samples are not stand-ins, (B,) bool.
-        graphs: of each member, the graphs of each batch and device, K * D arrays, batch by batch.
-        shape: (K,) the number of the shape of each batch, the same on all devices.
-    """
-
-    samples: list[np.ndarray]
+    samples: list[np.ndarray]  # of each batch and device, the samples
+    # Of batches and devices with stand-ins, by their place in `samples`, which samples are not stand-ins, (B,) bool.
     present: dict[int, np.ndarray]
-    graphs: list[list[np.ndarray]]
-    shape: np.ndarray
+    graphs: list[list[np.ndarray]]  # of each member, the graphs of each batch and device, K * D arrays, batch by batch
+    shape: np.ndarray  # (K,) the number of the shape of each batch, the same on all devices
 
 
 class Epoch(NamedTuple):
-    """The batches of an epoch, or of a part of it, and the order in which they run.
+    """The batches of an epoch, or of a part of it, and the order in which they run."""
 
-    Attributes:
-        number: the number of the epoch.
-        planned: all its batches.
-        order: the batches of each dispatch, indices into `planned.shape`.
-        length: the length of each stack, if it may have fewer batches; else `None`.
-    """
-
-    number: int
-    planned: Planned
-    order: list[np.ndarray]
-    length: int | None
+    number: int  # the number of the epoch
+    planned: Planned  # all its batches
+    order: list[np.ndarray]  # the batches of each dispatch, indices into `planned.shape`
+    length: int | None  # the length of each stack, if it may have fewer batches; else `None`
 
     @staticmethod
     def of(number: int, planned: Planned, steps: int, partial: bool) -> "Epoch":
@@ -118,7 +99,7 @@ class EpochPlans:
             return plan
 
     def latest(self, number: int) -> Epoch | None:
-        """Returns the plan of an epoch; if there is none, that of the epoch before, or `None`."""
+        """Returns the plan of an epoch; if there is none, the plan of the epoch before, or `None`."""
         plans = self._plans
         return plans.get(number, next(iter(plans.values()), None))
 
@@ -126,8 +107,7 @@ class EpochPlans:
 def dealt(sizes: np.ndarray, devices: int) -> np.ndarray:
     """Deals the samples of a batch, of `sizes` (B,), to devices: the same number, at about the same cost, for each.
 
-    Returns:
-        (devices, B / devices) indices into the batch.
+    Returns (devices, B / devices) indices into the batch.
     """
     by_size = np.argsort(-sizes, kind="stable").reshape(-1, devices)
     by_size[1::2] = by_size[1::2, ::-1].copy()  # in alternating directions, so that no device always gets the largest
@@ -139,16 +119,9 @@ def plan_samples(
 ) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
     """Deals batches to devices.
 
-    Args:
-        batches: the samples of each batch. A row may end with -1: the smallest sample stands in for it.
-        sizes: the cost of each sample.
-        devices: the number of devices, or of parts.
-
-    Returns:
-        `samples` and `present` of `Planned`.
-
-    Raises:
-        ValueError: a batch cannot be dealt equally.
+    Returns `samples` and `present` of `Planned`. `batches`: the samples of each batch. A row may end with -1: the smallest
+    sample stands in for it. `sizes`: the cost of each sample. `devices`: the number of devices, or of parts. Raises
+    `ValueError` if a batch cannot be dealt equally.
     """
     smallest = int(sizes.argmin())
     samples: list[np.ndarray] = []
@@ -171,11 +144,7 @@ def plan_samples(
 
 
 def position_of(state: Any) -> dict[str, int]:
-    """Returns a saved position as a dict of ints.
-
-    Raises:
-        ValueError: `state` is not a position.
-    """
+    """Returns a saved position as a dict of ints. Raises `ValueError` if `state` is not a position."""
     try:
         position = {name: operator.index(state[name]) for name in POSITION} if isinstance(state, Mapping) else {}
     except (KeyError, TypeError):
@@ -191,14 +160,12 @@ def position_of(state: Any) -> dict[str, int]:
 def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = False) -> list[np.ndarray]:
     """Returns the order in which batches run: consecutive batches of one shape together, `steps` at a time, and then the rest.
 
-    Args:
-        shape: the number of the shape of each batch.
-        steps: batches of a dispatch.
-        partial: whether the rest of a shape runs in one dispatch; otherwise one by one.
-
     Returns:
         The numbers of the batches of each dispatch. Batches of one shape keep their order. The order of all batches does not
         depend on `partial`, so that a position saved on one device is valid on several.
+
+    `shape`: the number of the shape of each batch. `steps`: batches of a dispatch. `partial`: whether the rest of a shape runs
+    in one dispatch; otherwise one by one.
     """
     shapes = np.asarray(shape)
     whole: list[np.ndarray] = []

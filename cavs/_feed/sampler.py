@@ -42,11 +42,7 @@ class Sampler:
         self.known = self.size is not None or self._list is not None
 
     def __len__(self) -> int:
-        """Returns the number of batches of an epoch.
-
-        Raises:
-            TypeError: the batches come from an iterator.
-        """
+        """Returns the number of batches of an epoch. Raises `TypeError` if the batches come from an iterator."""
         if self._list is not None:
             return len(self._list)
         if self.size is None:
@@ -69,14 +65,10 @@ class Sampler:
         """Yields the batches of an iterator, `CHUNK` at a time, and how many of them loops have received.
 
         An iterator continues where the last loop was left. Other iterables begin anew in each epoch. Chunks that were received
-        are among the results, because their shapes determine those of later ones.
+        are among the results, because their shapes determine the shapes of later ones.
 
-        Args:
-            received: the batches of this epoch that loops have received.
-            seen: those of all epochs.
-
-        Raises:
-            ValueError: the iterator is ahead of this place.
+        `received`: the batches of this epoch that loops have received. `seen`: the batches of all epochs. Raises `ValueError`
+        if the iterator is ahead of this place.
         """
         source: Iterator[Any] = iter(self._source)
         done = seen
@@ -118,15 +110,13 @@ def samples_of(index: Index, count: int) -> np.ndarray:
 def epoch_batches(sizes: np.ndarray, batch: int, group: str, seed: int | None, epoch: int) -> np.ndarray:
     """Returns the batches of one epoch. They depend only on the arguments, so a resumed run gets the same ones.
 
+    Returns:
+        (batches, batch) numbers of graphs. The last batch may have fewer: its row ends with -1.
+
     Args:
-        sizes: (G,) the number of vertices of each graph.
-        batch: graphs per batch.
         group: "balanced" (see `strata`), "similar" (a batch has graphs of similar sizes) or "random".
         seed: the source of randomness; `None` for the same batches in every epoch, "random" then being the order of the graphs.
         epoch: the number of the epoch.
-
-    Returns:
-        (batches, batch) numbers of graphs. The last batch may have fewer: its row ends with -1.
     """
     total = len(sizes)
     rng = None if seed is None else np.random.default_rng([seed, 2, epoch])
@@ -164,10 +154,6 @@ def _one_of_each_stratum(sizes: np.ndarray, count: int, rng: np.random.Generator
 def strata_of_batches(sizes: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the strata of graphs from which the "balanced" batches of all epochs are drawn.
 
-    Args:
-        sizes: (G,) the number of vertices of each graph.
-        batch: graphs per batch.
-
     Returns:
         The graphs by size; (batch, 2), in that order, the begin and end of the stratum of each place of a batch; and
         (G % batch, 2) the same for the last batch.
@@ -184,13 +170,11 @@ def strata_of_batches(sizes: np.ndarray, batch: int) -> tuple[np.ndarray, np.nda
 def dealt_strata(sizes: np.ndarray, edges: np.ndarray, parts: int) -> np.ndarray:
     """Returns the strata of a part's places if batches with one graph of each stratum are dealt by size to `parts` parts.
 
-    Args:
-        sizes: (G,) the sizes of the graphs, ascending.
-        edges: (batch, 2) the begin and end of the stratum of each place of a batch, ascending.
-        parts: the number of parts, which divides the length of `edges`.
-
     Returns:
         (batch / parts, 2) the begin and end of the stratum of each place of a part.
+
+    `sizes`: (G,) the sizes of the graphs, ascending. `edges`: (batch, 2) the begin and end of the stratum of each place of a
+    batch, ascending. `parts`: the number of parts, which divides the length of `edges`.
     """
     if parts == 1:
         return edges
@@ -206,13 +190,8 @@ def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np
     one graph from each stratum. The strata of large graphs are assigned at random. In the strata of small graphs, the batch
     that is smallest so far takes the largest graph.
 
-    Args:
-        sizes: (G,) the number of vertices of each graph.
-        batch: graphs per batch.
-        rng: the source of randomness; `None` for the same batches every time.
-
-    Returns:
-        (batches, batch) numbers of graphs; -1 where a batch has fewer.
+    Returns (batches, batch) numbers of graphs; -1 where a batch has fewer. `rng`: the source of randomness; `None` for the same
+    batches every time.
     """
     total = len(sizes)
     batch = min(batch, total)

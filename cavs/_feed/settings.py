@@ -8,11 +8,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cavs._feed.plan import Member, Pick
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape_choice import Options
@@ -85,12 +85,7 @@ class Settings(NamedTuple):
 
 
 def members_of(
-    graphs: Source | Sequence[Source],
-    batches: object,
-    fields: Sequence[str] | None,
-    policy: str,
-    kinds: bool,
-    collated: bool,
+    graphs: Source | Sequence[Source], batches: object, fields: Sequence[str] | None, policy: str, kinds: bool, collated: bool
 ) -> tuple[list[Member], bool]:
     """Returns the data sets of a loader, and whether they were given as a sequence.
 
@@ -247,11 +242,7 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
     On one CPU several if the batches are small, because a dispatch takes a few tenths of a millisecond. On a GPU about `STEPS`,
     in multiples of four (the steps of one CUDA graph), such that few batches of the epoch are left over.
 
-    Args:
-        settings: those of the loader.
-        vertices: the mean number of vertices of a batch.
-        batch: the graphs of a batch.
-        batches: the batches of an epoch.
+    `vertices`: the mean number of vertices of a batch. `batch`: the graphs of a batch. `batches`: the batches of an epoch.
     """
     if partial_stacks(settings) and settings.parts is None:
         return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1))))

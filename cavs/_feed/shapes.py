@@ -34,8 +34,7 @@ class Shapes:
     def shared(self, members: Sequence[Member]) -> "Shapes":
         """Returns a copy, for another loader.
 
-        Raises:
-            ValueError: it has other data sets, or schedules them in another way.
+        Raises `ValueError` if it has other data sets, or schedules them in another way.
         """
         if len(members) != len(self._members) or any(
             a.graphs is not b.graphs or a.options != b.options for a, b in zip(members, self._members, strict=False)
@@ -86,7 +85,7 @@ class Shapes:
         mine.sort(key=lambda i: sum(s.vertices for s in self.all[i]))
 
     def plan(self, batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int) -> Planned:
-        """Deals batches to devices, and chooses their shapes. The arguments are those of `plan_samples`."""
+        """Deals batches to devices, and chooses their shapes. The arguments are the same as for `plan_samples`."""
         samples, present = plan_samples(batches, sizes, devices)
         graphs = [samples if m.pick is None else [m.pick(some) for some in samples] for m in self._members]
         return Planned(samples, present, graphs, self._chosen(graphs, devices) if samples else np.zeros(0, int))
@@ -94,12 +93,7 @@ class Shapes:
     def _chosen(self, graphs: list[list[np.ndarray]], devices: int) -> np.ndarray:
         """Chooses the smallest shape into which each batch fits on all devices. Adds shapes if needed.
 
-        Args:
-            graphs: for each member, the graphs of each batch and device.
-            devices: D.
-
-        Returns:
-            (K,) numbers of shapes.
+        Returns (K,) numbers of shapes. `graphs`: for each member, the graphs of each batch and device.
         """
         lengths = np.array([[len(some) for some in of[::devices]] for of in graphs]).T  # (K, members)
         number = np.full(len(lengths), -1)
@@ -127,11 +121,8 @@ class Shapes:
 def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
     """Adds the shapes for the batches of all epochs, which must be known.
 
-    Args:
-        shapes: where they are added, at most `settings.shapes`.
-        sampler: the batches.
-        settings: those of the loader.
-        units: the devices to which a batch is dealt, or its parts.
+    `shapes`: where they are added, at most `settings.shapes`. `sampler`: the batches. `units`: the devices to which a batch is
+    dealt, or its parts.
     """
     if sampler.size is None:
         _for_given(shapes, sampler, settings, units)

@@ -18,19 +18,17 @@ Loop = TypeVar("Loop", bound=Generator[Any, None, None])
 def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int = 2) -> Generator[Prepared, None, None]:
     """Runs `prepare(item)` for each item on a background thread, and yields the results in order.
 
-    The thread starts with the first `next`. It ends after the last item, after the first exception, or when the consumer
-    stops: after `break`, if the loop has the only reference to the iterator; otherwise after `.close()`, or at the end of
-    `with contextlib.closing(...)`. Closing waits for the item that is being prepared. Both `items` and `prepare` run on the
-    thread, so JAX settings made by a `with` around the loop (`jax.default_device`, ...) do not apply to them.
-
-    Args:
-        items: an iterable, which may be infinite.
-        prepare: a function of one item.
-        depth: how many prepared items may wait, at least 1. Their memory stays allocated.
+    The thread starts with the first `next`. It ends after the last item, after the first exception, or when the consumer stops:
+    after `break`, if the loop has the only reference to the iterator; otherwise after `.close()`, or at the end of `with
+    contextlib.closing(...)`. Closing waits for the item that is being prepared. Both `items` and `prepare` run on the thread,
+    so JAX settings made by a `with` around the loop (`jax.default_device`, ...) do not apply to them.
 
     Raises:
         RuntimeError: in a process that was forked from the one that began to iterate.
         Exception: an exception of `items` or `prepare`, after all items before it.
+
+    `items`: an iterable, which may be infinite. `prepare`: a function of one item. `depth`: how many prepared items may wait,
+    at least 1. Their memory stays allocated.
     """
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -93,17 +91,11 @@ def _produce(
 
 
 class Stream(NamedTuple):
-    """Items that a thread prepares, epoch after epoch.
+    """Items that a thread prepares, epoch after epoch."""
 
-    Attributes:
-        epoch: the epoch that it yields next, from its first item on.
-        items: yields the items of each epoch, and then `None`.
-        process: the id of the process that has the thread.
-    """
-
-    epoch: int
-    items: Generator[Any, None, None]
-    process: int
+    epoch: int  # the epoch that it yields next, from its first item on
+    items: Generator[Any, None, None]  # yields the items of each epoch, and then `None`
+    process: int  # the id of the process that has the thread
 
 
 def until_end(items: Iterator[Item | None]) -> Iterator[Item]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._step.step import divided
 
 Sums: TypeAlias = dict[str, float]

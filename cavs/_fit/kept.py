@@ -48,7 +48,7 @@ class Evaluated(TypedDict):
 
 
 class NextEpoch:
-    """The position of a loader at the end of an epoch, as that of the next one."""
+    """The position of a loader at the end of an epoch, as the begin of the next one."""
 
     def __init__(self, loader: Loader):
         self._loader = loader

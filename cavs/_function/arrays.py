@@ -15,8 +15,7 @@ EQUINOX = (
 def as_arrays(tree: PyTree, where: str) -> PyTree:
     """Returns `tree` with all leaves as JAX arrays.
 
-    Raises:
-        TypeError: a leaf is not an array; the message names the argument `where`, and the first such leaf.
+    Raises `TypeError` if a leaf is not an array; the message names the argument `where`, and the first such leaf.
     """
     try:
         return jax.tree.map(jnp.asarray, tree)
@@ -38,8 +37,7 @@ def as_arrays(tree: PyTree, where: str) -> PyTree:
 def as_array(x: ArrayLike, where: str) -> jax.Array:
     """Returns one argument as an array.
 
-    Raises:
-        TypeError: it is something else, such as `None`; the message names the argument `where`.
+    Raises `TypeError` if it is something else, such as `None`; the message names the argument `where`.
     """
     try:
         return jnp.asarray(x)

@@ -107,12 +107,7 @@ MSG_ESCAPED = (
 def checked_calls(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> None:
     """Checks that no value of a child is used outside its own call of `gather_all`.
 
-    Args:
-        eqns: the equations of F.
-        outs: what F scatters and pushes.
-
-    Raises:
-        ValueError: such a value is used elsewhere; the message names the line of F.
+    `outs`: what F scatters and pushes. Raises `ValueError` if such a value is used elsewhere; the message names the line of F.
     """
     calls: dict[Var, frozenset[int | None]] = {}  # the calls in which a variable is a value of a child
     maker: dict[Var, Eqn] = {}
@@ -134,16 +129,13 @@ def checked_calls(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> None:
 
 
 def stack_rows(x: jax.Array, segments: jax.Array, rows: int, size: int) -> jax.Array:
-    """Evaluates `stack` for all rows at once.
+    """Evaluates `stack` for all rows at once. Returns (rows, size, ...).
 
     Args:
         x: (edges, ...).
         segments: (edges,) the row of each edge, as in `_function.evaluate.evaluate`.
         rows: the number of rows.
         size: the number of children that are stacked.
-
-    Returns:
-        (rows, size, ...).
     """
     first, count = _edges_of(segments, rows)
     slot = jnp.arange(size)

@@ -20,21 +20,14 @@ _LAYOUT = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "squeeze
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredCuts:
-    """What the levels store for the gradients of the lazy and eager parts.
+    """What the levels store for the gradients of the lazy and eager parts."""
 
-    Attributes:
-        values: the values, cut cotangents or parts of them, each once.
-        domain: the domain of each: ROW or EDGE.
-        within: the parts of cut cotangents that are stored as they are, if other cut cotangents have some of these parts, too.
-        parts: the parts of each cut cotangent that is not stored, in the order of its elements.
-        eqns: put these together.
-    """
-
-    values: list[Var]
-    domain: Domains
+    values: list[Var]  # the values, cut cotangents or parts of them, each once
+    domain: Domains  # the domain of each: ROW or EDGE
+    # The parts of cut cotangents that are stored as they are, if other cut cotangents have some of these parts, too.
     within: dict[Var, list[Var]]
-    parts: dict[Var, list[Var]]
-    eqns: list[Eqn]
+    parts: dict[Var, list[Var]]  # the parts of each cut cotangent that is not stored, in the order of its elements
+    eqns: list[Eqn]  # put these together
 
 
 def stored_cuts(joint: Joint, parts: bool = True) -> StoredCuts:
@@ -100,7 +93,7 @@ def _parts_of(cut: Var, makers: dict[Var, Eqn], domain: Domains) -> list[Var]:
 
 
 def _is_layout(e: Eqn) -> bool:
-    """Returns whether the elements of the result are those of the operands in their order."""
+    """Returns whether the result has the elements of the operands, in their order."""
     if e.primitive.name not in _LAYOUT or not all(map(is_var, e.invars)):
         return False
     axis = e.params.get("dimension", e.params.get("axis", 0)) if len(e.invars) > 1 else 0
@@ -108,6 +101,6 @@ def _is_layout(e: Eqn) -> bool:
 
 
 def _bytes(joint: Joint, stored: StoredCuts) -> int:
-    """Returns the bytes that a vertex or an edge needs besides those of kept values."""
+    """Returns the bytes that a vertex or an edge needs beside its kept values."""
     over = reused(joint, stored.values, stored.domain)
     return sum(bytes_of_var(v) for v in stored.values if v not in over)

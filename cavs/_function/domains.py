@@ -18,7 +18,7 @@ from cavs.kernels import (
 
 
 def domains(eqns: Sequence[Eqn], known: Domains) -> Domains:
-    """Returns the domain of every variable, given those of the inputs (`known`; absent inputs are STATIC)."""
+    """Returns the domain of every variable, given the domains of the inputs (`known`; absent inputs are STATIC)."""
     domain = dict(known)
     for eqn in eqns:
         if eqn.primitive in TO_EDGES:

@@ -7,16 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._function.children import (
-    REDUCTIONS,
-    TO_ROWS,
-    reduce_sum_p,
-    spread_p,
-    stack_p,
-    stack_rows,
-    unstack_p,
-    unstack_rows,
-)
+from cavs._function.children import REDUCTIONS, TO_ROWS, reduce_sum_p, spread_p, stack_p, stack_rows, unstack_p, unstack_rows
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.products import rows_times_matrix
 from cavs._jaxpr.equations import bind, value_of
@@ -55,7 +46,7 @@ def evaluate(
         real: number of rows that are not padding, if some may be padding. `_stages.tensors` says what padding holds.
         fusion: if false, the compiler is kept from fusing equations.
         stored: whether the cotangents of products are stored, see `_stored_cotangent`.
-        product: multiplies row values by a matrix; the arguments are those of `rows_times_matrix`.
+        product: multiplies row values by a matrix, with the arguments of `rows_times_matrix`.
     """
     once = computed_once(eqns)
     for eqn in eqns:

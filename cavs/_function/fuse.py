@@ -40,8 +40,7 @@ def fuse_products(program: Program, known: Domains) -> tuple[Program, list[str]]
     First, products that share their row operand become one, with the weights side by side (the gates of an LSTM). Then products
     that share their weight become one, with the row operands stacked (the forget gates of a Tree-LSTM).
 
-    Returns:
-        The new program, and a description of each fused group.
+    Returns the new program, and a description of each fused group.
     """
     notes: list[str] = []
     for shared in _Shared:
@@ -126,7 +125,7 @@ def _fused(
 
 
 def _run_group(group: _Group, shared: _Shared, adds: Sequence[Eqn], env: Env) -> None:
-    """Evaluates a group as one product and adds its results to `env`; those of the additions `adds`, too."""
+    """Evaluates a group as one product, then the additions `adds`. Adds the results of both to `env`."""
     eqn, a, b, axis, free = group[0]
     kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
     if shared is _Shared.OPERAND:

@@ -1,6 +1,6 @@
 """How `gather_all` is traced: over any number of children, and inside another `gather_all` over children that are padded.
 
-Here `fn` takes the leaves of one child's state, as they are stored (see `_function.raw_keys`), and those of the edge's row.
+Here `fn` takes the leaves of one child's state, as stored (see `_function.raw_keys`), and the leaves of the edge's row.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from jax.typing import ArrayLike
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Jaxpr
 
@@ -36,8 +36,7 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
         count: the number of children.
         call: the number of this call of `gather_all` in F.
 
-    Returns:
-        What `gather_all` returns: the results of `fn`, reduced over the children.
+    Returns what `gather_all` returns: the results of `fn`, reduced over the children.
     """
     out = _of_child(fn, child, count, call)
     if reduce == "softmax":
@@ -134,12 +133,8 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
 def score_and_value(out: PyTree, shape: tuple[int, ...] = ()) -> tuple[jax.Array, PyTree]:
     """Returns the score and the value of what `fn` returned for a softmax.
 
-    Args:
-        out: what `fn` returned.
-        shape: the axes of the children before those of one result.
-
-    Raises:
-        ValueError: `out` is not a pair that begins with a scalar.
+    `shape`: the axes of the children, which come before the axes of one result. Raises `ValueError` if `out` is not a pair
+    that begins with a scalar.
     """
     if not isinstance(out, tuple) or len(out) != 2 or jnp.shape(out[0]) != shape:
         got = jax.tree.map(lambda x: jnp.shape(x)[len(shape) :], out)

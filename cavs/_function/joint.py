@@ -1,4 +1,4 @@
-"""The joint program: the recurrent part of F and its VJP in one program (built by `_function.transpose`)."""
+"""F in one role as a program, and the joint program: its recurrent part and its VJP in one (built by `_function.transpose`)."""
 
 import dataclasses
 
@@ -8,72 +8,78 @@ from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class RoleProgram:
+    """F for one kind of vertex and one role, as a program."""
+
+    program: Program  # the equations, rewritten
+    domain: Domains  # the domain of each of its variables
+    params: tuple[Var, ...]  # flat inputs of the program: the parameters
+    inputs: tuple[Var, ...]  # flat inputs of the program: one vertex's row of the inputs of `run`, which `pull` reads
+    edges: tuple[Var, ...]  # flat inputs of the program: one edge's row of the edges of `run`, which `gather_all` reads
+    # Inputs of the program: `slots[k][i]` is leaf i of the state of child k, which `gather` reads.
+    slots: tuple[tuple[Var, ...], ...]
+    # Inputs of the program, one per leaf of the state: the state of any one child, which `gather_all` reads.
+    child: tuple[Var, ...]
+    num_children: Var  # input of the program
+    states: tuple[Atom, ...]  # outputs of the program, one per leaf of the state: what the vertex scatters
+    pushes: tuple[Atom, ...]  # outputs of the program: what the vertex pushes, flat
+    notes: tuple[str, ...]  # a description of each group of fused products
+    gathers_all: bool  # whether `gather_all` is called, even if nothing reads what it returns
+    reads_edges: bool  # whether `gather_all` is called with `edges=True`
+    # The line of F's first loop with a dynamic number of iterations, as the end of a sentence; empty if there is none.
+    loop: str
+    fixed: frozenset[Var] = frozenset()  # the arguments whose cotangents nobody asks for
+
+    @property
+    def arguments(self) -> tuple[Var, ...]:
+        """The parameters, and the rows of inputs and edges."""
+        return (*self.params, *self.inputs, *self.edges)
+
+    @property
+    def varied(self) -> set[Var]:
+        """The arguments whose cotangents are asked for."""
+        return {*self.arguments} - self.fixed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Recurrent:
-    """The recurrent part of a role, and what it exchanges with the other parts. Variables are those of `role.program`.
+    """The recurrent part of a role, and what it exchanges with the other parts, as variables of `role.program`."""
 
-    Attributes:
-        eqns: its equations.
-        statics: STATIC variables that it reads.
-        cross: variables of the eager part that it reads: rows of vertices, or of edges.
-        slots: (k, state leaf) of each gathered state that the recurrent or the lazy part reads.
-        child: state leaves that the recurrent or the lazy part reads by `gather_all`.
-        extra: its variables, other than states, that the lazy part reads.
-    """
-
-    eqns: list[Eqn]
-    statics: list[Var]
-    cross: list[Var]
-    slots: list[tuple[int, int]]
-    child: list[int]
-    extra: list[Var]
+    eqns: list[Eqn]  # its equations
+    statics: list[Var]  # STATIC variables that it reads
+    cross: list[Var]  # variables of the eager part that it reads: rows of vertices, or of edges
+    slots: list[tuple[int, int]]  # (k, state leaf) of each gathered state that the recurrent or the lazy part reads
+    child: list[int]  # state leaves that the recurrent or the lazy part reads by `gather_all`
+    extra: list[Var]  # its variables, other than states, that the lazy part reads
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParamUse:
-    """One recurrent equation that reads parameters, and what its lazy parameter gradient needs.
+    """One recurrent equation that reads parameters, and what its lazy parameter gradient needs."""
 
-    Attributes:
-        eqn: the equation, of `role.program`.
-        domain: the domain of its outputs.
-        statics: positions of its differentiable STATIC operands.
-        operands: position -> joint variable, for the row operands whose VALUE the gradient needs.
-        cuts: joint variables: cut cotangents of its float outputs.
-    """
-
-    eqn: Eqn
-    domain: Domain
-    statics: tuple[int, ...]
-    operands: dict[int, Atom]
-    cuts: tuple[Atom, ...]
+    eqn: Eqn  # the equation, of `role.program`
+    domain: Domain  # the domain of its outputs
+    statics: tuple[int, ...]  # positions of its differentiable STATIC operands
+    operands: dict[int, Atom]  # position -> joint variable, for the row operands whose VALUE the gradient needs
+    cuts: tuple[Atom, ...]  # joint variables: cut cotangents of its float outputs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forward:
-    """Inputs and outputs of the joint program's forward: joint variables, in the order of the fields of `Recurrent`.
+    """Inputs and outputs of the joint program's forward: joint variables, in the order of the fields of `Recurrent`."""
 
-    Attributes:
-        statics: inputs.
-        cross: inputs: rows of the eager part, of vertices or of edges.
-        slots: inputs: gathered states.
-        child: inputs: the state of a child, per edge.
-        num_children: input.
-        states: outputs: what the vertex scatters.
-        extra: outputs that the lazy part reads.
-        keep: variables that the forward stores for the backward.
-        overwritten: state leaves whose cotangents overwrite them, so that the backward cannot read a vertex's own state.
-        together: kept values that are stored side by side; `None` if each has a tensor of its own, and if the same holds for
-            parts of cut cotangents.
-    """
-
-    statics: tuple[Var, ...]
-    cross: tuple[Var, ...]
-    slots: tuple[Var, ...]
-    child: tuple[Var, ...]
-    num_children: Var
-    states: tuple[Atom, ...]
-    extra: tuple[Atom, ...]
-    keep: list[Var]
+    statics: tuple[Var, ...]  # inputs
+    cross: tuple[Var, ...]  # inputs: rows of the eager part, of vertices or of edges
+    slots: tuple[Var, ...]  # inputs: gathered states
+    child: tuple[Var, ...]  # inputs: the state of a child, per edge
+    num_children: Var  # input
+    states: tuple[Atom, ...]  # outputs: what the vertex scatters
+    extra: tuple[Atom, ...]  # outputs that the lazy part reads
+    keep: list[Var]  # variables that the forward stores for the backward
+    # State leaves whose cotangents overwrite them, so that the backward cannot read a vertex's own state.
     overwritten: frozenset[int] = frozenset()
+    # Kept values that are stored side by side; `None` if each has a tensor of its own, and if the same holds for parts of
+    # cut cotangents.
     together: tuple[tuple[Var, ...], ...] | None = None
 
     @property
@@ -85,25 +91,16 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reverse:
-    """Inputs and outputs of the joint program's VJP: joint variables.
+    """Inputs and outputs of the joint program's VJP: joint variables."""
 
-    Attributes:
-        state_cts: inputs: state leaf -> cotangent.
-        extra_cts: inputs: index into `Recurrent.extra` -> cotangent.
-        ct_cross: outputs: index into `Recurrent.cross` -> cotangent, if something that it depends on is differentiated.
-        ct_slots: outputs: index into `Recurrent.slots` -> cotangent.
-        ct_child: outputs: index into `Recurrent.child` -> cotangent.
-        uses: the equations whose parameter gradients are lazy.
-        cross_domain: the domain of each of `Recurrent.cross`: ROW or EDGE.
-    """
-
-    state_cts: dict[int, Var]
-    extra_cts: dict[int, Var]
+    state_cts: dict[int, Var]  # inputs: state leaf -> cotangent
+    extra_cts: dict[int, Var]  # inputs: index into `Recurrent.extra` -> cotangent
+    # Outputs: index into `Recurrent.cross` -> cotangent, if something that it depends on is differentiated.
     ct_cross: dict[int, Atom]
-    ct_slots: dict[int, Atom]
-    ct_child: dict[int, Atom]
-    uses: list[ParamUse]
-    cross_domain: tuple[Domain, ...]
+    ct_slots: dict[int, Atom]  # outputs: index into `Recurrent.slots` -> cotangent
+    ct_child: dict[int, Atom]  # outputs: index into `Recurrent.child` -> cotangent
+    uses: list[ParamUse]  # the equations whose parameter gradients are lazy
+    cross_domain: tuple[Domain, ...]  # the domain of each of `Recurrent.cross`: ROW or EDGE
 
     @property
     def cuts(self) -> list[Var]:
@@ -120,23 +117,14 @@ class Reverse:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joint:
-    """The recurrent part of F and its VJP.
+    """The recurrent part of F and its VJP."""
 
-    Attributes:
-        program: both, in one program.
-        domain: the domain of each of its variables.
-        forward: the recurrent part.
-        reverse: its VJP.
-        differentiable: false if a recurrent loop has no reverse derivative; then `reverse` has no outputs.
-        names: the variables that the user has named.
-    """
-
-    program: Program
-    domain: Domains
-    forward: Forward
-    reverse: Reverse
-    differentiable: bool
-    names: dict[str, set[Var]] = dataclasses.field(default_factory=dict)
+    program: Program  # both, in one program
+    domain: Domains  # the domain of each of its variables
+    forward: Forward  # the recurrent part
+    reverse: Reverse  # its VJP
+    differentiable: bool  # false if a recurrent loop has no reverse derivative; then `reverse` has no outputs
+    names: dict[str, set[Var]] = dataclasses.field(default_factory=dict)  # the variables that the user has named
 
     @property
     def available(self) -> set[Var]:

@@ -23,17 +23,11 @@ _EDGES_PER_ROW = 2  # an edge value counts for this many of its kind per vertex
 
 @dataclasses.dataclass(frozen=True)
 class Tradeoff:
-    """A point of the Pareto front.
+    """A point of the Pareto front."""
 
-    Attributes:
-        again: results of the products that the backward runs again.
-        bytes: stored per vertex.
-        flops: of the products that run again, per vertex.
-    """
-
-    again: tuple[Var, ...]
-    bytes: float
-    flops: float
+    again: tuple[Var, ...]  # results of the products that the backward runs again
+    bytes: float  # stored per vertex
+    flops: float  # of the products that run again, per vertex
 
 
 def with_keeping(
@@ -47,7 +41,6 @@ def with_keeping(
     """Returns the joint program with the cheapest keeping.
 
     Args:
-        joint: the joint program.
         again: results of products that may run again.
         overwritten: state leaves whose rows the cotangents overwrite, so that the backward cannot read a vertex's own state.
         share: whether values of the shape of a cut cotangent are preferred among equally small ones, as that can overwrite them
@@ -105,10 +98,7 @@ def lazy_reads(joint: Joint) -> set[Var]:
 def reused(joint: Joint, stored: Sequence[Var], of: Domains) -> dict[Var, tuple[Var, ...]]:
     """Maps cut cotangents, or parts of them, to the saved values whose buffer they may reuse, each buffer at most once.
 
-    Args:
-        joint: the joint program.
-        stored: the cut cotangents, or parts of them.
-        of: the domain of each: ROW or EDGE.
+    `stored`: the cut cotangents, or parts of them. `of`: the domain of each: ROW or EDGE.
     """
     spare = _only_in_levels(joint)
     found: dict[Var, tuple[Var, ...]] = {}
@@ -135,9 +125,7 @@ def fit(place: Sequence[Var], v: Var, domain: Domains, edge: bool) -> bool:
 def side_by_side(joint: Joint, cuts: Sequence[tuple[Var, Sequence[Var]]]) -> Joint:
     """Returns the joint program that stores kept values side by side where a cut cotangent can then overwrite them.
 
-    Args:
-        joint: the joint program.
-        cuts: the cut cotangents, and their parts.
+    `cuts`: the cut cotangents, and their parts.
     """
     spare, domain, together = [v for (v,) in _only_in_levels(joint)], joint.domain, []
     for cut, parts in cuts:
@@ -161,9 +149,7 @@ def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...
     Nothing reads these rows after the forward's levels. They are one of `Forward.cross`, or a part of it if the recurrent part
     splits it.
 
-    Args:
-        joint: the joint program.
-        made: those of `Forward.cross` that are copies.
+    `made`: the variables of `Forward.cross` that are copies.
     """
     later, domain, f = rows_read(joint), joint.domain, joint.forward
     eqns, _ = needed(joint.program.eqns, [*f.states, *f.extra, *f.keep], set())
@@ -187,13 +173,7 @@ def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...
 
 
 def can_overwrite(joint: Joint, slots: Collection[tuple[int, int]], child: Collection[int]) -> set[int]:
-    """Finds the state leaves that only the backward's levels read: in a forest, their cotangents may overwrite them.
-
-    Args:
-        joint: the joint program.
-        slots: `Recurrent.slots`.
-        child: `Recurrent.child`.
-    """
+    """Finds the state leaves that only the backward's levels read: in a forest, their cotangents may overwrite them."""
     later, f = lazy_reads(joint), joint.forward
     read = {i for i, v in enumerate(f.states) if is_var(v) and v in later}
     read |= {i for v, (_, i) in zip(f.slots, slots, strict=True) if v in later}

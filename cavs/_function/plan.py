@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import jax
 
+from cavs._function.joint import RoleProgram
 from cavs._function.keep_options import KeepOptions
 from cavs._function.misuse import role_name, short
 from cavs._function.raw_keys import key_impl, stored_aval
-from cavs._function.role import RoleProgram
 from cavs._function.split import Split, split, split_leaf
 from cavs._function.trace import ArgumentShapes, Pushed, trace_role
 from cavs._function.vertex import VertexFunction
@@ -22,25 +22,15 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionPlan:
-    """What engines need to know of F for given shapes of params and inputs.
-
-    Attributes:
-        function: F.
-        state_avals: shapes and dtypes of the leaves of the state, as stored.
-        push_avals: shapes and dtypes of the leaves of a push, as stored.
-        push_tree: the pytree that a vertex pushes.
-        push_impls: per leaf of a push, the generator's name if it holds keys of `jax.random`, else `None`.
-        leaf: F at leaves, by kind.
-        inner: F at vertices with children, by kind.
-    """
+    """What engines need to know of F for given shapes of params and inputs."""
 
     function: VertexFunction
-    state_avals: list[jax.ShapeDtypeStruct]
-    push_avals: list[jax.ShapeDtypeStruct]
-    push_tree: PyTreeDef
-    push_impls: list[str | None]
-    leaf: dict[str | None, RoleProgram]
-    inner: dict[str | None, Split]
+    state_avals: list[jax.ShapeDtypeStruct]  # shapes and dtypes of the leaves of the state, as stored
+    push_avals: list[jax.ShapeDtypeStruct]  # shapes and dtypes of the leaves of a push, as stored
+    push_tree: PyTreeDef  # the pytree that a vertex pushes
+    push_impls: list[str | None]  # per leaf of a push, the generator's name if it holds keys of `jax.random`, else `None`
+    leaf: dict[str | None, RoleProgram]  # F at leaves, by kind
+    inner: dict[str | None, Split]  # F at vertices with children, by kind
 
     @property
     def loop(self) -> str:
@@ -64,7 +54,7 @@ class FunctionPlan:
         return part.keeping(self.overwritten, KeepOptions()) if self.overwritten else part
 
     def rows_and_edges(self, leaves: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-        """Divides the leaves of `(inputs, edges)` into those of the inputs and those of the edges."""
+        """Divides the leaves of `(inputs, edges)` into the leaves of each."""
         count = len(self.roles[0].inputs)
         return list(leaves[:count]), list(leaves[count:])
 
@@ -109,9 +99,8 @@ class FunctionPlan:
     def fixing(self, params: tuple[bool, ...], rows: tuple[bool, ...]) -> "FunctionPlan":
         """Returns the plan that computes no cotangents of some arguments, as of frozen weights.
 
-        Args:
-            params: for each leaf of the parameters, whether it is one of them.
-            rows: the same for the leaves of `(inputs, edges)`.
+        `params`: for each leaf of the parameters, whether it is one of them. `rows`: the same for the leaves of `(inputs,
+        edges)`.
         """
         fixed = (*params, *rows)
         # Integers have no cotangents in any case.
@@ -138,14 +127,11 @@ class FunctionPlan:
 def make_plan(function: VertexFunction, shapes: ArgumentShapes, most: int | None) -> FunctionPlan:
     """Traces every kind of F for leaves and for vertices with children.
 
-    Args:
-        function: F.
-        shapes: the shapes of what F is given.
-        most: the largest number of children, if F calls `gather_all` within `gather_all`; else `None`.
-
     Raises:
         NestedGatherAll: `most` is `None`, and F calls `gather_all` within `gather_all`.
         TypeError, ValueError: misuse inside F.
+
+    `most`: the largest number of children, if F calls `gather_all` within `gather_all`; else `None`.
     """
     leaf, inner, pushes = {}, {}, {}
     for kind in function.fns:

@@ -50,7 +50,7 @@ def large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLik
 def weight_gradient(
     x: jax.Array, ct: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike, power: int | None = None
 ) -> jax.Array:
-    """Returns the cotangent of W; `ct` is that of `rows_times_matrix(x, w, axis, ...)`. It uses float16 if that is faster.
+    """Returns the cotangent of W, given `ct` of `rows_times_matrix(x, w, axis, ...)`. It uses float16 if that is faster.
 
     If a `power` is given, 2^power x is in the range of float16, and its largest number need not be found.
     """
@@ -87,7 +87,7 @@ def _product(
 ) -> jax.Array:
     """Returns the product of two float32 matrices over one axis of each. On a GPU it is computed in float16.
 
-    Its derivatives are those of a plain product: the range of tangents is not that of the values.
+    Its derivatives are plain products, because tangents may have another range than the values.
     """
     plain = functools.partial(_plain, axes=axes, precision=precision, dtype=jnp.float32)
 

@@ -23,7 +23,7 @@ _ZERO_UNARY = {
 }  # fmt: skip
 
 
-# The elements of the result are some of those of the operands.
+# The result consists of elements of the operands.
 _MOVES = frozenset(
     "broadcast_in_dim reshape squeeze expand_dims slice transpose rev split concatenate copy stop_gradient".split()
 )
@@ -44,9 +44,7 @@ class _Zero:
 def retrace(program: Program, body: Callable[[Env], Sequence[jax.Array]]) -> Program:
     """Returns a new program with the same inputs.
 
-    Args:
-        program: the program.
-        body: takes an environment of the program's inputs and constants; returns the outputs of the new program.
+    `body`: takes an environment of the program's inputs and constants; returns the outputs of the new program.
     """
 
     def fn(*args: jax.Array) -> list[jax.Array]:
@@ -151,11 +149,8 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
     Every ROW value that an EDGE equation reads is spread to the edges. A parameter that F scatters, or reduces over the
     children, becomes a ROW value by a subtraction of zero, so that its gradient is summed over the vertices like any other.
 
-    Args:
-        program: F at vertices with children.
-        known: the domains of its inputs.
-        num_states: how many of its outputs, the first ones, are scattered.
-        some_row: an integer ROW input, of which the zero is computed.
+    `num_states`: how many of its outputs, the first ones, are scattered. `some_row`: an integer ROW input, of which the zero is
+    computed.
     """
     program = _without_static_spreads(program, known)
     domain = domains(program.eqns, known)

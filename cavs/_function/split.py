@@ -13,10 +13,9 @@ import dataclasses
 from cavs._function.children import ALL, TO_EDGES, TO_ROWS
 from cavs._function.cut_parts import with_kept_together
 from cavs._function.domains import EDGE, STATIC, Domain, domain_of
-from cavs._function.joint import Forward, Joint, Recurrent, Reverse
+from cavs._function.joint import Forward, Joint, Recurrent, Reverse, RoleProgram
 from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import can_overwrite, front, with_keeping
-from cavs._function.role import RoleProgram
 from cavs._function.transpose import joint_of
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Eqn, Var, is_var
@@ -26,39 +25,24 @@ _VIEWS = {"split", "squeeze", "reshape", "slice"}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Eager:
-    """The eager part of a role.
+    """The eager part of a role."""
 
-    Attributes:
-        eqns: its equations.
-        outs: the variables that the recurrent and lazy parts read of it. Inputs of F among them are pulled rows, and rows of
-            edges.
-        reads_edges: whether it reads or returns rows of edges.
-    """
-
-    eqns: list[Eqn]
+    eqns: list[Eqn]  # its equations
+    # The variables that the recurrent and lazy parts read of it. Inputs of F among them are pulled rows, and rows of edges.
     outs: list[Var]
-    reads_edges: bool
+    reads_edges: bool  # whether it reads or returns rows of edges
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """F at vertices with children, split. Variables are those of `role.program`, except in `joint`.
+    """F at vertices with children, split. All fields but `joint` refer to variables of `role.program`."""
 
-    Attributes:
-        role: F at vertices with children, of one kind.
-        static_eqns: the equations that are evaluated once.
-        eager: the eager part.
-        recurrent: the recurrent part.
-        lazy_eqns: the equations of the lazy part.
-        joint: the recurrent part and its VJP in one program.
-    """
-
-    role: RoleProgram
-    static_eqns: list[Eqn]
-    eager: Eager
-    recurrent: Recurrent
-    lazy_eqns: list[Eqn]
-    joint: Joint
+    role: RoleProgram  # F at vertices with children, of one kind
+    static_eqns: list[Eqn]  # the equations that are evaluated once
+    eager: Eager  # the eager part
+    recurrent: Recurrent  # the recurrent part
+    lazy_eqns: list[Eqn]  # the equations of the lazy part
+    joint: Joint  # the recurrent part and its VJP in one program
 
     @property
     def forward(self) -> Forward:
@@ -112,9 +96,7 @@ class Split:
 def split(role: RoleProgram, eager: bool) -> Split:
     """Splits a role of vertices with children by proposition 2, and its transpose, too.
 
-    Args:
-        role: the role.
-        eager: if false, the equations that scatter needs are recurrent, unless they are static.
+    `eager`: if false, the equations that scatter needs are recurrent, unless they are static.
     """
     static_eqns, eager_eqns, recurrent_eqns = _sorted_out(role, eager)
     recurrent, lazy_eqns, pulled = _boundaries(role, static_eqns, eager_eqns, recurrent_eqns)

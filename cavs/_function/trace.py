@@ -10,10 +10,10 @@ from cavs._function.children import MSG_ESCAPED, checked_calls, enter_p
 from cavs._function.common_subexpressions import merge_common_subexpressions
 from cavs._function.domains import EDGE, ROW, Domains, domains
 from cavs._function.fuse import fuse_products
+from cavs._function.joint import RoleProgram
 from cavs._function.misuse import check_outputs, check_program, defined, explained, role_name
 from cavs._function.raw_keys import from_stored, stored_aval, to_stored
 from cavs._function.rewrite import fold_zeros, make_domains_explicit
-from cavs._function.role import RoleProgram
 from cavs._function.transpose import has_loop
 from cavs._function.unroll import trace
 from cavs._function.user_rules import with_rules_per_vertex
@@ -32,17 +32,11 @@ class Pushed(NamedTuple):
 
 
 class ArgumentShapes(NamedTuple):
-    """Shapes of what F is given.
+    """Shapes of what F is given."""
 
-    Attributes:
-        params: of the parameters.
-        inputs: of ONE vertex's row of the inputs.
-        edges: of ONE edge's row of the edges.
-    """
-
-    params: PyTree
-    inputs: PyTree
-    edges: PyTree
+    params: PyTree  # of the parameters
+    inputs: PyTree  # of ONE vertex's row of the inputs
+    edges: PyTree  # of ONE edge's row of the edges
 
 
 def trace_role(
@@ -50,12 +44,8 @@ def trace_role(
 ) -> tuple[RoleProgram, Pushed]:
     """Traces and rewrites F for one kind and role.
 
-    Args:
-        function: F.
-        kind: the kind of vertex.
-        shapes: the shapes of what F is given.
-        most: the largest number of children; `None` if F does not call `gather_all` within `gather_all`.
-        leaf: whether the role is that of leaves.
+    `most`: the largest number of children; `None` if F does not call `gather_all` within `gather_all`. `leaf`: whether the role
+    is that of leaves.
     """
     program, arguments_of, pushed, gathers_all, reads_edges = _traced(function, kind, shapes, most, leaf)
     loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
@@ -111,8 +101,7 @@ def _traced(
 ) -> tuple[Program, Callable[[Program], _Arguments], Pushed, bool, bool]:
     """F as a program, and how to find its inputs in this program or a rewritten one.
 
-    Returns:
-        Both, what F pushes, whether it calls `gather_all`, and whether that reads edges.
+    Returns both, what F pushes, whether it calls `gather_all`, and whether that reads edges.
     """
     fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
     avals = function.state_avals(shapes.params, shapes.inputs)

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
-from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse
+from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse, RoleProgram
 from cavs._function.keeping import with_keeping
-from cavs._function.role import RoleProgram
 from cavs._function.unroll import trace
 from cavs._jaxpr.derivative import vjp_at
 from cavs._jaxpr.equations import Program, bind, depends, is_float, needed, reads, run_equations, shape_of, tap_p, value_of
@@ -47,16 +46,9 @@ def _joint_of(role: RoleProgram, part: Recurrent, differentiable: bool) -> Joint
     uses = [
         _param_use(role, reader, args, cuts) for reader, args, cuts in zip(readers, outputs.operands, outputs.cuts, strict=True)
     ]
-    forward = Forward(
-        statics=tuple(inputs.statics),
-        cross=tuple(inputs.cross),
-        slots=tuple(inputs.slots),
-        child=tuple(inputs.child),
-        num_children=inputs.num_children,
-        states=tuple(outputs.states),
-        extra=tuple(outputs.extra),
-        keep=[],
-    )
+    statics, cross, slots, child = map(tuple, (inputs.statics, inputs.cross, inputs.slots, inputs.child))
+    states, extra = tuple(outputs.states), tuple(outputs.extra)
+    forward = Forward(statics, cross, slots, child, inputs.num_children, states, extra, keep=[])
     reverse = Reverse(
         state_cts=dict(zip(_floats(role.states), inputs.state_cts, strict=True)),
         extra_cts=dict(zip(_floats(part.extra), inputs.extra_cts, strict=True)),
@@ -108,7 +100,7 @@ class _Outputs(NamedTuple):
     ct_cross: list[Any]
     ct_slots: list[Any]
     ct_child: list[Any]
-    cuts: list[list[Any]]  # of each reader of parameters, those of its float outputs
+    cuts: list[list[Any]]  # of each reader of parameters, the cut cotangents of its float outputs
 
 
 def _traced(
@@ -176,8 +168,7 @@ def _run(
 ) -> list[list[jax.Array]]:
     """Runs the recurrent equations; a `tap` adds a delta to each float output of a reader of parameters.
 
-    Returns:
-        The operands of each reader.
+    Returns the operands of each reader.
     """
     number = {id(r.eqn): n for n, r in enumerate(readers)}
     operands: list[list[jax.Array]] = [[] for _ in readers]

@@ -39,8 +39,7 @@ MSG_CONTROL = (
 def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, PyTreeDef, PyTreeDef]:
     """Traces `fn` to a `Program` with inner calls inlined.
 
-    Returns:
-        The program, and the tree structures of the arguments and of the result.
+    Returns the program, and the tree structures of the arguments and of the result.
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     jaxpr, values = opened(unrolled(cast(ClosedJaxpr, closed)))
@@ -57,9 +56,8 @@ def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, PyTreeDef, PyTre
 def unrolled(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Returns a jaxpr in which every `scan` that calls `gather_all` is unrolled, and every such `cond` runs all branches.
 
-    Raises:
-        TypeError: `gather_all` is called inside a `while_loop` or a function with custom derivatives; the message names the
-            line of F.
+    Raises `TypeError` if `gather_all` is called inside a `while_loop` or a function with custom derivatives; the message names
+    the line of F.
     """
     if not any(_needs_unrolling(e) for e in closed.jaxpr.eqns):
         return closed

@@ -48,12 +48,10 @@ def may_sum_first(eqn: Eqn) -> bool:
 def to_vary(eqn: Eqn, own: Sequence[bool]) -> list[int]:
     """Returns the operands that must differ by vertex so that no rule in an equation acts on the cotangents of several.
 
-    Args:
-        eqn: the equation.
-        own: for each operand, whether it differs already.
-
     Returns:
         The places of the operands: one, the smallest, if that is enough.
+
+    `own`: for each operand, whether it differs already.
     """
     if not has_rule(eqn) or not _acts_on_sums(eqn, own):
         return []
@@ -65,13 +63,7 @@ def to_vary(eqn: Eqn, own: Sequence[bool]) -> list[int]:
 
 
 def with_rules_per_vertex(program: Program, known: Domains, some_row: Var) -> Program:
-    """Returns the program with the operands of `to_vary` as ROW values.
-
-    Args:
-        program: F in one role.
-        known: the domains of its inputs.
-        some_row: an integer ROW input.
-    """
+    """Returns the program with the operands of `to_vary` as ROW values. `some_row`: an integer ROW input."""
     if not any(map(has_rule, program.eqns)):
         return program
     domain, varied = dict(known), {}

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_function, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +79,10 @@ class VertexFunction(Generic[Pushed]):
         arity: int = 0,
         optimizations: Optimizations | None = None,
     ): ...
-
     @overload
     def __init__(
         self, fn: OneVertex | dict[str, OneVertex], *, state: PyTree, arity: int = 0, optimizations: Optimizations | None = None
     ): ...
-
     def __init__(
         self, fn: OneVertex | dict[str, OneVertex], *, state: PyTree, arity: int = 0, optimizations: Optimizations | None = None
     ):
@@ -149,17 +147,11 @@ def _is_spec(x: Any) -> bool:
 
 @dataclasses.dataclass
 class _Gathers:
-    """How F calls `gather_all` while it is traced: shared by all handles of a vertex.
+    """How F calls `gather_all` while it is traced: shared by all handles of a vertex."""
 
-    Attributes:
-        calls: The number of calls, without those inside others.
-        inside: Whether one of them is being traced.
-        reads_edges: Whether one of them had `edges=True`.
-    """
-
-    calls: int = 0
-    inside: bool = False
-    reads_edges: bool = False
+    calls: int = 0  # the number of calls, without those inside others
+    inside: bool = False  # whether one of them is being traced
+    reads_edges: bool = False  # whether one of them had `edges=True`
 
 
 class Vertex:

@@ -5,12 +5,46 @@ from typing import NamedTuple, TypeAlias, TypedDict
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from cavs._graphs.counted import counted
 from cavs._graphs.heights import heights, offsets
-from cavs._graphs.integers import INT32_MAX, check_total, integers
 from cavs._graphs.pytree import PyTree
+
+INT32_MAX = 2**31 - 1
+
+
+def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.int64) -> np.ndarray:
+    """Returns `value` as a 1-d array of `dtype`.
+
+    Raises `ValueError` if `value` is not a 1-d array of integers, or does not fit `dtype`. The message begins with `name`.
+    """
+    array = np.asarray(value)
+    if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
+        names = array.dtype.kind in "UO" and array.ndim == 1
+        hint = " Number the names: write names, ids = np.unique(array, return_inverse=True)." if names else ""
+        raise ValueError(f"{name}: got dtype {array.dtype} and shape {array.shape}; expected a 1-d array of integers.{hint}")
+    out = array.astype(dtype)
+    if (out != array).any():
+        i = int(np.argmax(out != array))
+        raise ValueError(f"{name}[{i}]: got {array[i]}; expected an integer that fits {np.dtype(dtype).name}.")
+    return out
+
+
+def check_total(name: str, counts: np.ndarray) -> None:
+    """Checks that non-negative counts of vertices or edges add up to less than 2^31.
+
+    Schedules store rows as int32. The check also protects from overflow: with a sum that overflows, NumPy would write outside
+    its arrays.
+
+    Raises `ValueError` if one count, or the sum of all, is 2^31 or more.
+    """
+    # Each count first: if all of them pass, their sum cannot overflow int64.
+    large = np.flatnonzero(counts > INT32_MAX)
+    if len(large) or counts.sum() > INT32_MAX:
+        got = f"{name}[{large[0]}]: got {counts[large[0]]}" if len(large) else f"{name}: got a sum of {counts.sum()}"
+        raise ValueError(f"{got}; expected a sum below 2**31. Split the graphs into several `Graphs`.")
+
 
 Index: TypeAlias = int | np.integer | slice | ArrayLike
 
@@ -41,11 +75,7 @@ class OptionalFields(TypedDict):
 def checked_structure(
     num_vertices: ArrayLike | Sequence[int], num_children: ArrayLike | Sequence[int], children: ArrayLike | Sequence[int]
 ) -> Structure:
-    """Validates these arguments of `Graphs.build` and computes heights.
-
-    Raises:
-        ValueError: as `Graphs.build`.
-    """
+    """Validates these arguments of `Graphs.build` and computes heights. Raises `ValueError` as `Graphs.build` does."""
     n = integers("num_vertices", num_vertices)
     counts = integers("num_children", num_children)
     kids = integers("children", children, np.int32)
@@ -97,11 +127,7 @@ def checked_fields(
     x: PyTree = None,
     num_edges: int = 0,
 ) -> OptionalFields:
-    """Validates the optional arguments of `Graphs.build`.
-
-    Raises:
-        ValueError: as `Graphs.build`.
-    """
+    """Validates the optional arguments of `Graphs.build`. Raises `ValueError` as `Graphs.build` does."""
 
     def ids(name: str, value: ArrayLike | None, names: tuple[str, ...] | None) -> np.ndarray | None:
         if value is None:
@@ -157,11 +183,8 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
 def checked_index(index: Index, count: int) -> slice | np.ndarray:
     """Validates an index into `count` graphs.
 
-    Returns:
-        A slice of step 1 with 0 <= start <= stop <= count, or graph numbers (K,) int64 from 0 to count - 1.
-
-    Raises:
-        IndexError: a graph number is out of range, or the index is of another type or shape.
+    Returns a slice of step 1 with 0 <= start <= stop <= count, or graph numbers (K,) int64 from 0 to count - 1. Raises
+    `IndexError` if a graph number is out of range, or the index is of another type or shape.
     """
     if isinstance(index, (int, np.integer)):
         i = int(index)

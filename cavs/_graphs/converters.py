@@ -6,12 +6,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Structure, are_ids, checked_fields
+from cavs._graphs.checks import Structure, are_ids, check_total, checked_fields, integers
 from cavs._graphs.counted import counted
 from cavs._graphs.flat import children_of_parents
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.heights import offsets
-from cavs._graphs.integers import check_total, integers
 
 # (V,) integers over all graphs, or one array per graph.
 Ids: TypeAlias = ArrayLike | Sequence[ArrayLike] | None

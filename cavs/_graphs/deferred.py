@@ -4,6 +4,7 @@ If a schedule includes all fields that a training step reads, nothing reads the 
 would cost time for nothing.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 
 
-def _read_on_first_use(field: str) -> Any:  # a descriptor, which stands for a value of any field's type
-    return functools.cached_property(lambda batch: getattr(batch._select(), field))
+def _read_on_first_use(field: str) -> Any:
+    found = functools.cached_property(lambda batch: getattr(batch._select(), field))
+    found.__set_name__(Graphs, field)
+    return found
 
 
 class DeferredGraphs(Graphs):
@@ -39,16 +42,6 @@ class DeferredGraphs(Graphs):
         object.__setattr__(self, "_held", selected)
         return selected
 
-    vertex_offsets = _read_on_first_use("vertex_offsets")
-    child_offsets = _read_on_first_use("child_offsets")
-    children = _read_on_first_use("children")
-    height = _read_on_first_use("height")
-    kind = _read_on_first_use("kind")
-    label = _read_on_first_use("label")
-    input_id = _read_on_first_use("input_id")
-    vocab = _read_on_first_use("vocab")
-    kind_names = _read_on_first_use("kind_names")
-    label_names = _read_on_first_use("label_names")
-    graph_label = _read_on_first_use("graph_label")
-    edge_attr = _read_on_first_use("edge_attr")
-    x = _read_on_first_use("x")
+
+for _field in dataclasses.fields(Graphs):
+    setattr(DeferredGraphs, _field.name, _read_on_first_use(_field.name))

@@ -92,9 +92,7 @@ def as_html(graphs: Graphs) -> str:
 def bars(sizes: Iterable[int], padding: Iterable[int]) -> Drawing:
     """Draws a bar for each level: its vertices, and grey above them its padding.
 
-    Args:
-        sizes: (levels,) vertices of each level, leaves first.
-        padding: (levels,) rows of padding.
+    `sizes`: (levels,) vertices of each level, leaves first. `padding`: (levels,) rows of padding.
     """
     rows = [*zip(sizes, padding, strict=True)]
     top, height, step = max((a + b for a, b in rows), default=1) or 1, 120.0, 24

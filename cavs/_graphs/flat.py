@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cavs._graphs.integers import INT32_MAX
+from cavs._graphs.checks import INT32_MAX
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -32,8 +32,8 @@ def number_names(values: Sequence[Name]) -> tuple[np.ndarray, list[Name]]:
 def ids_and_names(values: Sequence[int | str | None]) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Returns ids (N,) int32 and their names.
 
-    Integers are ids themselves, and have no names. Strings are numbered by first appearance. `None` becomes -1. All
-    values are of one type, as `value_type` checks.
+    Integers are ids themselves, and have no names. Strings are numbered by first appearance. `None` becomes -1. All values are
+    of one type, as `value_type` checks.
     """
     given = np.fromiter((value is not None for value in values), bool, len(values))
     ids = np.full(len(values), -1, np.int32)
@@ -50,8 +50,7 @@ def value_type(values: Sequence[object], *, optional: bool) -> type | None | str
 
     Integers are 0 to 2**31 - 1; a `bool` is not an integer here. `None` is allowed if `optional`.
 
-    Returns:
-        `int` or `str`; `None` if there are no values; a text that describes the invalid values otherwise.
+    Returns `int` or `str`; `None` if there are no values; a text that describes the invalid values otherwise.
     """
     types = set(map(type, values))
     if optional:

@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.checks import Index, Structure, checked_fields, checked_index, checked_structure
-from cavs._graphs.counted import counted
+from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.facts import Facts, arity_of, facts_of
-from cavs._graphs.heights import heights, offsets
+from cavs._graphs.heights import heights, offsets, ranges
 from cavs._graphs.joined import joined_fields
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.segments import ranges
-from cavs._graphs.suggest import suggestion
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

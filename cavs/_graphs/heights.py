@@ -1,4 +1,4 @@
-"""Heights of vertices: the level of each vertex in Cavs' Algorithm 1, computed once when graphs are built."""
+"""Heights of vertices: the level of each vertex in Cavs' Algorithm 1, computed once when graphs are built; and runs of rows."""
 
 import numpy as np
 
@@ -16,16 +16,11 @@ def offsets(counts: np.ndarray) -> np.ndarray:
 def heights(owner: np.ndarray, child: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Computes heights level by level (Kahn, 1962), in time linear in V + E.
 
-    NumPy processes all vertices of a level at once, while the number of levels is small enough for that to pay. The
-    remaining levels, those of a chain or another deep graph, are processed by a loop over vertices.
+    NumPy processes all vertices of a level at once, while the number of levels is small enough for that to pay. The remaining
+    levels, those of a chain or another deep graph, are processed by a loop over vertices.
 
-    Args:
-        owner: (E,) flat row of each edge's parent.
-        child: (E,) flat row of each edge's child.
-        counts: (V,) number of children of each vertex.
-
-    Returns:
-        (V,) int32, the length of the longest path to a leaf; -1 for vertices on a cycle or above one.
+    Returns (V,) int32, the length of the longest path to a leaf; -1 for vertices on a cycle or above one. `owner`: (E,) flat
+    row of each edge's parent. `child`: (E,) flat row of each edge's child. `counts`: (V,) number of children of each vertex.
     """
     height = np.where(counts == 0, 0, -1).astype(np.int32)
     by_child = np.argsort(child, kind="stable")
@@ -51,7 +46,7 @@ def _set_heights_above(
     height: np.ndarray, parent: np.ndarray, start: np.ndarray, waiting: np.ndarray, level: np.ndarray, h: int
 ) -> None:
     """Sets the heights of all vertices above `level`, the vertices of height `h`, in a loop over vertices."""
-    # Lists: Python reads single elements of them faster than those of arrays.
+    # Lists: Python reads single elements of lists faster than of arrays.
     parents, first, left = parent.tolist(), start.tolist(), waiting.tolist()
     ready = level.tolist()
     rows, found = [], []
@@ -67,3 +62,10 @@ def _set_heights_above(
         rows += ready
         found += [h] * len(ready)
     height[rows] = found
+
+
+def ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Concatenates `start[i]`, `start[i] + 1`, ..., `start[i] + length[i] - 1` for every i."""
+    out = (start - length.cumsum() + length).repeat(length)
+    out += np.arange(len(out))
+    return out

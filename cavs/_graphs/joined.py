@@ -16,12 +16,9 @@ VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields
 def joined_fields(parts: Sequence[Any], renumber: bool) -> dict[str, Any]:
     """Returns the fields of concatenated graphs.
 
-    Args:
-        parts: the graphs, at least one.
-        renumber: whether ids of different names are numbered anew, by the first appearance of the names.
-
-    Raises:
-        ValueError: the graphs differ in their names, or some lack a field that others have, or dtypes or shapes differ.
+    `parts`: the graphs, at least one. `renumber`: whether ids of different names are numbered anew, by the first appearance of
+    the names. Raises `ValueError` if the graphs differ in their names, or some lack a field that others have, or dtypes or
+    shapes differ.
     """
     what = "Graphs.concat" if renumber else "graphs + other"
     fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in VALUES}

@@ -24,17 +24,11 @@ MSG_DAMAGED = "restore_checkpoint: {} is no complete checkpoint ({})."
 
 
 class About(NamedTuple):
-    """What a checkpoint says about itself.
+    """What a checkpoint says about itself."""
 
-    Attributes:
-        version: of this format.
-        positions: `state` of each loader.
-        leaves: the dtype and shape of each leaf, and whether it is weakly typed, by its path.
-    """
-
-    version: int
-    positions: list[dict[str, int]]
-    leaves: dict[str, tuple[str, bool]]
+    version: int  # of this format
+    positions: list[dict[str, int]]  # `state` of each loader
+    leaves: dict[str, tuple[str, bool]]  # the dtype and shape of each leaf, and whether it is weakly typed, by its path
 
 
 def save_checkpoint(state: PyTree, path: str | os.PathLike[str], *loaders: Loader) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._interop.exported import Exported, Forward, export_shape
 from cavs._interop.names import describe_array, key_of, named_leaves
 from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving
@@ -112,8 +112,7 @@ def _shaped(inputs: PyTree, of: dict[str, str], shape: Shape) -> PyTree:
 def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, of: dict[str, str]) -> tuple[str, ...]:
     """What the rows of each output belong to, found by tracing the forward at two sizes.
 
-    Raises:
-        ValueError: the number of rows is neither that of the vertices nor that of the graphs.
+    Raises `ValueError` if an output has neither a row for each vertex nor a row for each graph.
     """
     more = shape.leaves[0] + 8
     larger = shape._replace(vertices=shape.vertices + 8, leaves=(more, *shape.leaves[1:]), graphs=shape.graphs + 1)

@@ -141,11 +141,7 @@ class Exported:
 
 
 def export_forward(
-    forward: Forward,
-    params: PyTree,
-    examples: Sequence[tuple[Schedule, PyTree]],
-    *,
-    platforms: Sequence[str] | None = None,
+    forward: Forward, params: PyTree, examples: Sequence[tuple[Schedule, PyTree]], *, platforms: Sequence[str] | None = None
 ) -> Exported:
     """Exports `forward(params, sched, inputs)` with `jax.export`, once per schedule shape of the examples.
 

@@ -12,12 +12,8 @@ def named_leaves(tree: PyTree, argument: str) -> dict[str, Any]:
 
     A dict, an Equinox module and an NNX state with the same keys or fields have the same names.
 
-    Args:
-        tree: the pytree.
-        argument: the argument's name for the error message.
-
-    Raises:
-        ValueError: two leaves have the same name.
+    `tree`: the pytree. `argument`: the argument's name for the error message. Raises `ValueError` if two leaves have the same
+    name.
     """
     out: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

@@ -10,7 +10,7 @@ from cavs._graphs.counted import counted
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
 from cavs._readers.features import flat_features, nested_features
-from cavs._readers.targets import as_values, target_shape, targets
+from cavs._readers.json_values import as_values, target_shape, targets
 
 if TYPE_CHECKING:
     import networkx

@@ -20,15 +20,10 @@ Run: TypeAlias = Callable[[int, PyTree, Schedule, dict[str, Any]], PyTree]
 
 
 class Serving(NamedTuple):
-    """What a server knows about a forward's arguments and results.
+    """What a server knows about a forward's arguments and results."""
 
-    Attributes:
-        inputs: of each input by name, what its rows belong to: `"vertex"`, `"graph"`, `"edge"` or `"whole"`.
-        outputs: of each output in turn, what its rows belong to: `"vertex"` or `"graph"`.
-    """
-
-    inputs: dict[str, str]
-    outputs: tuple[str, ...]
+    inputs: dict[str, str]  # of each input by name, what its rows belong to: `"vertex"`, `"graph"`, `"edge"` or `"whole"`
+    outputs: tuple[str, ...]  # of each output in turn, what its rows belong to: `"vertex"` or `"graph"`
 
 
 class Part(NamedTuple):
@@ -46,8 +41,6 @@ def serve(run: Run, shapes: Sequence[Shape], serving: Serving, params: PyTree, g
         run: runs the program of one of `shapes`: `run(number, params, sched, inputs)`.
         shapes: the shapes of the programs.
         serving: what the rows of inputs and outputs belong to.
-        params: the parameters.
-        graphs: the batch.
         inputs: the inputs of the batch, without padding.
     """
     if not isinstance(graphs, Graphs):
@@ -72,13 +65,7 @@ def serve(run: Run, shapes: Sequence[Shape], serving: Serving, params: PyTree, g
 def parts_of(graphs: Graphs, shapes: Sequence[Shape], first: int = 0) -> list[Part]:
     """Schedules a batch, in halves if it does not fit any of the shapes, and so on.
 
-    Args:
-        graphs: the batch.
-        shapes: the shapes, ascending.
-        first: the number of the first graph.
-
-    Raises:
-        ValueError: a single graph does not fit.
+    `first`: the number of the first graph. Raises `ValueError` if a single graph does not fit.
     """
     sched = schedule_into(graphs, shapes)
     if sched is not None:

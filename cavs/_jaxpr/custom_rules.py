@@ -32,7 +32,7 @@ def reverse_differentiable(
     """Returns `primal` with a reverse derivative that depends on which arguments are differentiated.
 
     Where it is differentiated, a rule finds out which they are, calls `forward`, and returns tangents whose transpose is
-    `backward` (`_jaxpr.reverse_only`). Tangents that are computed, in forward mode, are those of `primal`.
+    `backward` (`_jaxpr.reverse_only`). In forward mode, the tangents of `primal` are computed.
 
     Args:
         primal: the function of positional arguments, pytrees of arrays. Like the others, it closes over no tracers.

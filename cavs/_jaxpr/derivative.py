@@ -26,37 +26,24 @@ _NEVER = 1 << 20  # times the size of a value that is not to be kept
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-    """A flat function and its VJP, in one program.
+    """A flat function and its VJP, in one program."""
 
-    Attributes:
-        invars: the arguments.
-        outs: the results.
-        seeds: the cotangents of the results that are floats.
-        grads: the cotangents of the differentiated arguments.
-        consts: the arrays over which the function closes.
-        forward: the equations of the function, and of what its VJP reads.
-        backward: the equations that lead from `seeds` to `grads`.
-        needs: the values of the forward that the backward reads, arguments included.
-        named: the values of the forward that the user has named.
-        refusal: why JAX cannot differentiate this again in reverse mode, as with calls of `run`; else `None`.
-    """
-
-    invars: list[Var]
-    outs: list[Atom]
-    seeds: list[Var]
-    grads: list[Atom]
-    consts: Env
-    forward: list[Eqn]
-    backward: list[Eqn]
-    needs: list[Var]
-    named: dict[str, set[Var]]
-    refusal: str | None
+    invars: list[Var]  # the arguments
+    outs: list[Atom]  # the results
+    seeds: list[Var]  # the cotangents of the results that are floats
+    grads: list[Atom]  # the cotangents of the differentiated arguments
+    consts: Env  # the arrays over which the function closes
+    forward: list[Eqn]  # the equations of the function, and of what its VJP reads
+    backward: list[Eqn]  # the equations that lead from `seeds` to `grads`
+    needs: list[Var]  # the values of the forward that the backward reads, arguments included
+    named: dict[str, set[Var]]  # the values of the forward that the user has named
+    refusal: str | None  # why JAX cannot differentiate this again in reverse mode, as with calls of `run`; else `None`
 
 
 def vjp_at(
     fn: Callable[..., Sequence[Any]], args: Sequence[Any], places: Sequence[int]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """Returns the results of `fn`, and its VJP: from cotangents of float results to those of the arguments at `places`."""
+    """Returns the results of `fn`, and its VJP: from cotangents of float results to cotangents of the arguments at `places`."""
 
     def of_places(values: list[Any]) -> tuple[list[Any], list[Any]]:
         given = list(args)
@@ -85,7 +72,7 @@ def derivative(
         fn: takes arrays and returns a flat list of arrays.
         avals: the types of the arguments of the whole.
         places: the arguments of `fn` that are differentiated.
-        arguments: from the arguments of the whole to those of `fn`.
+        arguments: maps the arguments of the whole to the arguments of `fn`.
     """
     whole: Any = jax.make_jaxpr(lambda *args: vjp_at(fn, arguments(*args), places), return_shape=True)(*avals)
     first, (out_types, pull_back) = whole
@@ -125,15 +112,12 @@ def split_at(
 ) -> tuple[list[Eqn], list[Eqn], list[Var]]:
     """Splits a program into a function and its VJP.
 
-    Args:
-        eqns: the program.
-        seeds: the cotangents that enter the VJP.
-        results: the cotangents that it returns.
-        operands: other values that are read after the forward.
-
     Returns:
         The equations that depend on no seed; those that lead from the seeds to the results; and what these, the results and
         the operands read of the former, in the order of the program.
+
+    `seeds`: the cotangents that enter the VJP. `results`: the cotangents that it returns. `operands`: other values that are
+    read after the forward.
     """
     later = depends(eqns, set(seeds))
     forward = [e for e in eqns if later.isdisjoint(e.outvars)]
@@ -158,8 +142,6 @@ def cheapest(
     """Returns the cheapest values to keep from which the backward follows, with what the user asks for by name.
 
     Args:
-        forward: the equations of the forward, in order.
-        needs: what the backward reads of it.
         price: from the index of an equation to the price in bytes of running it again; `None`: never.
         stops: whether an equation is one of those that a user's "recompute" runs again, whatever its price.
         free: values that the backward has in any case.
@@ -199,17 +181,14 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
     differ in the last bit: a sum on a GPU runs in another order, or the compiler rounds differently among other equations. Then
     the gradient would go nowhere.
 
-    Args:
-        eqns: the forward, in order.
-        wanted: what the backward reads of it.
-        available: what the backward has, before it computes anything again.
+    `available`: what the backward has, before it computes anything again.
     """
     found: set[Var] = set()
     related = computed_once(eqns)
     for eqn in needed(eqns, list(wanted), available)[0]:
         if eqn.primitive.name in COMPARISONS and is_float(eqn.invars[0].aval):
             if eqn.primitive.name not in ("eq", "ne") and related.isdisjoint(filter(is_var, eqn.invars)):
-                continue  # a limit such as that of `relu`: near it, either result is right
+                continue  # a limit such as in `relu`: near it, either result is right
             before, kept = needed(eqns, eqn.invars, available)
             if set(kept) & depends(eqns, {v for e in before for v in e.outvars}):
                 found.add(eqn.outvars[0])

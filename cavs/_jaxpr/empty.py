@@ -1,4 +1,4 @@
-"""Leaves arrays of size 0 out of a function: those of kinds without vertices in a batch, and of states of width 0.
+"""Leaves arrays of size 0 out of a function: kinds without vertices in a batch, and states of width 0, have such arrays.
 
 XLA (jaxlib 0.10, 0.11) translates some modules with arrays of size 0 wrongly: a kernel launch before a slice of size 0 and a
 call that reads it loses its configuration, and compilation ends with "No registered implementation for custom call".
@@ -24,8 +24,8 @@ _UPDATES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter_
 def without_empty(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns `fun` with constants for its results of size 0. No other equation then reads an array of size 0.
 
-    Only equations that compute another size from an array of size 0 stay as they are, if they are not concatenations,
-    paddings, updates or sums.
+    Only equations that compute another size from an array of size 0 stay as they are, if they are not concatenations, paddings,
+    updates or sums.
     """
     return evaluated_by(_run, fun)
 

@@ -58,7 +58,7 @@ def bind(eqn: Eqn, args: Sequence[Any]) -> list[jax.Array]:
 
 
 def run_equations(eqns: Iterable[Eqn], env: dict[Var, Any], results: Callable[[Eqn, list[Any]], Sequence[Any]] = bind) -> None:
-    """Runs equations and adds their results to `env`. `results` computes those of an equation from its operands."""
+    """Runs equations and adds their results to `env`. `results` runs one equation, given its operands."""
     for eqn in eqns:
         with lines_of(eqn):
             env.update(zip(eqn.outvars, results(eqn, [env[x] if is_var(x) else x.val for x in eqn.invars]), strict=True))
@@ -80,13 +80,8 @@ def without(
 ) -> tuple[list[Eqn], list[Atom]]:
     """Removes equations whose results are values that exist already.
 
-    Args:
-        eqns: the equations, in order.
-        outs: what is read after them.
-        same: returns these values for an equation without the removed ones, `None` for one that stays.
-
-    Returns:
-        The other equations, and the outputs.
+    Returns the other equations, and the outputs. `outs`: what is read after them. `same`: returns these values for an equation
+    without the removed ones, `None` for one that stays.
     """
     replaced: dict[Var, Atom] = {}
     kept: list[Eqn] = []

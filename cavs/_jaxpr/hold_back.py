@@ -27,8 +27,7 @@ def barrier(values: T) -> T:
 def late_zero(numbers: Sequence[jax.Array]) -> jax.Array:
     """Returns an int32 that is 0 whatever the `numbers` are, which XLA does not know before it has computed them.
 
-    Args:
-        numbers: scalars: real or complex numbers, or integers of 32 bits.
+    `numbers`: scalars: real or complex numbers, or integers of 32 bits.
     """
     return functools.reduce(jnp.minimum, map(_not_negative, numbers), jnp.int32(0))
 
@@ -36,10 +35,8 @@ def late_zero(numbers: Sequence[jax.Array]) -> jax.Array:
 def hold_back(values: Sequence[Any], until: Sequence[jax.Array], dtype: DTypeLike) -> list[Any]:
     """Returns arrays that XLA does not read before it has computed one of `until`, whose values are the same.
 
-    Args:
-        values: the arrays.
-        until: arrays, of which the first one that is not empty counts.
-        dtype: the arrays that are held back: `jnp.integer`, such as indices of a gather, or `jnp.inexact`.
+    `until`: arrays, of which the first one that is not empty counts. `dtype`: the arrays that are held back: `jnp.integer`,
+    such as indices of a gather, or `jnp.inexact`.
     """
     first = next((x[(0,) * x.ndim] for x in until if x.size), None)
     if first is None:

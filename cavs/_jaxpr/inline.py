@@ -58,17 +58,10 @@ def inlined(
     calls: Sequence[str] = PLAIN,
     where: Callable[[Eqn], bool] = lambda eqn: True,
 ) -> list[Atom]:
-    """Appends the equations of `jaxpr` to `out`, with calls inlined.
+    """Appends the equations of `jaxpr` to `out`, with calls inlined. Returns the outputs of `jaxpr`, renamed.
 
-    Args:
-        jaxpr: the jaxpr.
-        rename: replaces variables of `jaxpr`. Its variables are added.
-        out: the equations so far.
-        calls: the calls that are inlined; "platform_dependent" for the branch of this platform.
-        where: which of these calls are inlined.
-
-    Returns:
-        The outputs of `jaxpr`, renamed.
+    `rename`: replaces variables of `jaxpr`. Its variables are added. `calls`: the calls that are inlined; "platform_dependent"
+    for the branch of this platform. `where`: which of these calls are inlined.
     """
 
     def get(x: Atom) -> Atom:

@@ -52,7 +52,7 @@ def body_of(eqn: Eqn) -> tuple[Jaxpr, Sequence[jax.Array]]:
 
 
 def scan_parts(params: dict[str, Any], operands: Sequence[_T]) -> tuple[list[_T], list[_T], list[_T]]:
-    """Splits the operands of a scan, or what belongs to each, into that of constants, initial carry and xs."""
+    """Splits the operands of a scan, or a list with an entry for each, into constants, initial carry and xs."""
     if "ft_in" in params:  # jax 0.11
         consts, init, xs = (list(part) for part in params["ft_in"].update(operands).unpack())
         return consts, init, xs

@@ -50,7 +50,7 @@ def _follow(eqns: Sequence[Eqn], ways: dict[Var, _Way]) -> None:
 
 
 def _results(eqn: Eqn, of: list[_Way]) -> list[_Way]:
-    """Returns the ways of the results of an equation, from those of its operands."""
+    """Returns the ways of the results of an equation, given the ways of its operands."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if name == "optimization_barrier":
         return of

@@ -13,8 +13,7 @@ WHOLE_BATCH = "sum over the whole batch"  # `cavs.data.total` marks its results 
 def names_of(names: Mapping[str, str] | None, function: str, ways: Sequence[str] = WAYS) -> Names:
     """Checks the argument `names` of a user, a dict from names to ways.
 
-    Raises:
-        ValueError: `names` is no dict from names to `ways`.
+    Raises `ValueError` if `names` is no dict from names to `ways`.
     """
     names = {} if names is None else names
     wrong = not isinstance(names, Mapping) or [(n, way) for n, way in names.items() if way not in ways]
@@ -30,8 +29,7 @@ def names_of(names: Mapping[str, str] | None, function: str, ways: Sequence[str]
 def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[Atom], dict[str, set[Var]]]:
     """Removes the equations that name values, so that a value is one variable.
 
-    Returns:
-        The other equations, the outputs, and the values by their names, those of inputs and literals excepted.
+    Returns the other equations, the outputs, and the values by their names, without inputs and literals.
     """
     named: dict[str, list[Var]] = {}
     made = {v for e in eqns for v in e.outvars}

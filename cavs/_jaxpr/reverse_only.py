@@ -23,26 +23,18 @@ linear_p.multiple_results = True
 
 
 class Linear(NamedTuple):
-    """A linear function, and its transpose.
+    """A linear function, and its transpose."""
 
-    Attributes:
-        push: `push(args, tangents) -> tangents of results`. `None` once it was linearized: JAX then only transposes it.
-        pull: `pull(saved, cotangents of results) -> cotangents of tangents`.
-        args: how many arrays `push` reads.
-        saved: how many `pull` reads.
-        types: of the tangents of results.
-        refusal: the text of the `TypeError` if there is no `push`.
-    """
-
+    # `push(args, tangents) -> tangents of results`. `None` once it was linearized: JAX then only transposes it.
     push: Callable[[Arrays, Arrays], Arrays] | None
-    pull: Callable[[Arrays, Cotangents], Cotangents]
-    args: int
-    saved: int
-    types: tuple[ShapedArray, ...]
-    refusal: str
+    pull: Callable[[Arrays, Cotangents], Cotangents]  # `pull(saved, cotangents of results) -> cotangents of tangents`
+    args: int  # how many arrays `push` reads
+    saved: int  # how many `pull` reads
+    types: tuple[ShapedArray, ...]  # of the tangents of results
+    refusal: str  # the text of the `TypeError` if there is no `push`
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Splits what belongs to the operands into that of the arguments, of what is saved, and of the tangents."""
+        """Splits a list with an entry for each operand into arguments, saved arrays, and tangents."""
         first, last = self.args, self.args + self.saved
         return list(operands[:first]), list(operands[first:last]), list(operands[last:])
 

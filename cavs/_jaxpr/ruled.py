@@ -28,7 +28,7 @@ from cavs._jaxpr.jaxprs import ClosedJaxpr, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
 
 Arrays: TypeAlias = list[jax.Array]
-Tangents: TypeAlias = list[jax.Array | None]  # `None` is zero, and that of integers
+Tangents: TypeAlias = list[jax.Array | None]  # `None` for zeros, and for integers
 Flat: TypeAlias = Callable[..., Arrays]
 
 ruled_p = jex.Primitive("call_with_rules")
@@ -37,20 +37,15 @@ ruled_p.multiple_results = True
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rules:
-    """A function of flat arrays, and its rules.
+    """A function of flat arrays, and its rules."""
 
-    Attributes:
-        run: the function.
-        push: `push(primals, tangents) -> (results, their tangents)`.
-        batch: `batch(map, dims, operands) -> results` with the batch in front, where `map(fn, in_axes)` is `jax.vmap`.
-        sealed: whether JAX is not to check the types of values inside of a `shard_map`. Results then vary as the operands do.
-        exported: the function that `jax.export` gets instead, as other processes cannot run `run`; `None` if they can.
-    """
-
-    run: Flat
-    push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]
+    run: Flat  # the function
+    push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]  # `push(primals, tangents) -> (results, their tangents)`
+    # `batch(map, dims, operands) -> results` with the batch in front, where `map(fn, in_axes)` is `jax.vmap`.
     batch: Callable[[Callable[..., Flat], list[int | None], Arrays], Arrays]
+    # Whether JAX is not to check the types of values inside of a `shard_map`. Results then vary as the operands do.
     sealed: bool = False
+    # The function that `jax.export` gets instead, as other processes cannot run `run`; `None` if they can.
     exported: Flat | None = None
 
 
@@ -62,8 +57,7 @@ def call(rules: Rules, *operands: jax.Array) -> Arrays:
 def as_call(rules: Callable[[Callable[[Callable[..., PyTree]], Flat]], Rules]) -> Callable[..., PyTree]:
     """Returns a call with rules as a function of pytrees of arrays by position.
 
-    Args:
-        rules: the rules of flat functions. It is given a function that flattens functions of these pytrees.
+    `rules`: the rules of flat functions. It is given a function that flattens functions of these pytrees.
     """
 
     def called(*args: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""Calls whose options can be changed after they are traced, as a memory plan changes those of the calls of `run` in a loss.
+"""Calls whose options can be changed after they are traced, as a memory plan does with the calls of `run` in a loss.
 
 The options are a value in the equation of the call, so nothing decides them but the jaxpr. A call that is differentiated inside
 the traced function is not a call any more: it keeps the options that it had. So do calls inside of a `jax.shard_map`.
@@ -20,17 +20,11 @@ CallOf = Callable[[Any], tuple[Callable[..., PyTree], str]]  # from options to a
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TunableRules(Rules):
-    """The rules of a call with options.
+    """The rules of a call with options."""
 
-    Attributes:
-        names: the values that can be kept by name.
-        engine: the name of the engine that runs, if it is known.
-        with_options: returns the rules with other options.
-    """
-
-    names: frozenset[str]
-    engine: str
-    with_options: Callable[[Any], "TunableRules"]
+    names: frozenset[str]  # the values that can be kept by name
+    engine: str  # the name of the engine that runs, if it is known
+    with_options: Callable[[Any], "TunableRules"]  # returns the rules with other options
 
 
 def tunable(call_of: CallOf, options: Any, names: Collection[str] = ()) -> Callable[..., PyTree]:

@@ -55,14 +55,7 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
     label_ids[given], label_names = number_names([text for text in words.labels if text != "_"])
     num_children, children = children_of_parents(sizes, parents)
     return build_acyclic(
-        sizes,
-        num_children,
-        children,
-        cycle_error,
-        label=label_ids,
-        label_names=label_names,
-        input_id=word_ids,
-        vocab=vocab,
+        sizes, num_children, children, cycle_error, label=label_ids, label_names=label_names, input_id=word_ids, vocab=vocab
     )
 
 

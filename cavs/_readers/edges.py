@@ -6,15 +6,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cavs._graphs.arguments import check_graphs
+from cavs._graphs.checks import INT32_MAX
 from cavs._graphs.counted import counted
-from cavs._graphs.expected import check_graphs
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.integers import INT32_MAX
-from cavs._readers.edge_values import Features, RowValues, rows_for_json
 from cavs._readers.features import flat_features, nested_features
-from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines, write_bytes
-from cavs._readers.targets import TargetShape, as_values, target_shape, targets
+from cavs._readers.json_values import Features, Line, RowValues, TargetShape, as_values, rows_for_json, target_shape, targets
+from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, read_lines, write_bytes
 
 _KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label", "edge_attr", "x")
 _FIELDS = {"inputs": ("input_id", "vocab"), "labels": ("label", "label_names"), "kinds": ("kind", "kind_names")}
@@ -60,36 +59,35 @@ def read_edges(path: Path) -> Graphs:
         FormatError: a line is not a JSON object, has an unknown key, a list of a wrong length, values of different types, a
             vertex number out of range, or a cycle. The message names the line.
     """
-    lines = [(i + 1, line) for i, line in enumerate(read_lines(path)) if line.strip(ASCII_SPACE)]
+    found = [(number, text) for number, text in enumerate(read_lines(path), 1) if text.strip(ASCII_SPACE)]
+    lines = [Line(path, number, text, position) for position, (number, text) in enumerate(found)]
     num_vertices: list[int] = []
     num_children: list[int] = []
     children: list[int] = []
     columns: dict[str, list[Any]] = {}
     types: dict[str, type] = {}
     label_shape: TargetShape = None
-    graph_labels, edge_values, features = _GraphLabels(path), RowValues(path, "edge_attr", "edge"), Features(path)
-    for position, (number, line) in enumerate(lines):
-        graph = _load(path, number, line)
-        rows = _children(path, number, line, graph)
+    graph_labels, edge_values, features = _GraphLabels(), RowValues("edge_attr", "edge"), Features()
+    for line in lines:
+        graph = _load(line)
+        rows = _children(line, graph)
         n = len(rows)
         num_vertices.append(n)
         num_children.extend(map(len, rows))
         children.extend(chain.from_iterable(rows))
-        graph_labels.add(number, line, graph, position)
+        graph_labels.add(line, graph)
         order = np.argsort([parent for parent, _ in graph["edges"]], kind="stable") if "edges" in graph else slice(None)
-        edge_values.add(number, line, graph.get("edge_attr"), position, sum(map(len, rows)), order)
-        features.add(number, line, graph.get("x"), position, n)
+        edge_values.add(line, graph.get("edge_attr"), sum(map(len, rows)), order)
+        features.add(line, graph.get("x"), n)
         for key in _FIELDS:
             values = graph.get(key)
-            if (key in columns) != (values is not None) and position:
-                first = "has" if key in columns else "lacks"
-                raise format_error(path, number, line, f"{key!r} on every line or on none; the first {first} it")
+            line.check_all_or_none(key, values is not None, key in columns)
             if values is None:
                 continue
             if type(values) is not list or len(values) != n:
-                raise format_error(path, number, line, f"{key!r} to be a list of {counted(n, 'value')}, one per vertex")
+                raise line.error(f"{key!r} to be a list of {counted(n, 'value')}, one per vertex")
             if key == "labels":
-                label_shape = _joined(path, number, line, values, label_shape, types.get(key))
+                label_shape = _joined(line, values, label_shape, types.get(key))
                 if label_shape is not None:
                     columns.setdefault(key, []).extend(values)
                     continue
@@ -98,12 +96,7 @@ def read_edges(path: Path) -> Graphs:
                 expected = types[key].__name__ if key in types else "int or str"
                 got = found if isinstance(found, str) else found.__name__
                 null = "" if key == "kinds" else ", or null"
-                raise format_error(
-                    path,
-                    number,
-                    line,
-                    f"{key!r} to be only {expected} in all lines (integers >= 0, < 2**31){null}, not {got}",
-                )
+                raise line.error(f"{key!r} to be only {expected} in all lines (integers >= 0, < 2**31){null}, not {got}")
             columns.setdefault(key, []).extend(values)
     fields: dict[str, Any] = {}
     for key, values in columns.items():
@@ -115,8 +108,7 @@ def read_edges(path: Path) -> Graphs:
     fields |= {"graph_label": graph_labels.array(), "edge_attr": edge_values.array(), "x": features.arrays()}
 
     def cycle_error(graph: int, vertex: int) -> FormatError:
-        number, line = lines[graph]
-        return format_error(path, number, line, f"a graph without a cycle; vertex {vertex} depends on itself")
+        return lines[graph].error(f"a graph without a cycle; vertex {vertex} depends on itself")
 
     return build_acyclic(num_vertices, num_children, children, cycle_error, **fields)
 
@@ -164,23 +156,18 @@ def write_edges(graphs: Graphs, path: Path) -> None:
 class _GraphLabels:
     """The values of `label`, one per line."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self) -> None:
         self.values: list[Any] = []
         self.shape: TargetShape = None
 
-    def add(self, number: int, line: str, graph: JSONObject, position: int) -> None:
-        if ("label" in graph) != bool(self.values) and position:
-            first = "has" if self.values else "lacks"
-            raise format_error(self.path, number, line, f"'label' on every line or on none; the first {first} it")
+    def add(self, line: Line, graph: JSONObject) -> None:
+        line.check_all_or_none("label", "label" in graph, bool(self.values))
         if "label" not in graph:
             return
         value = graph["label"]
         right = value is None or type(value) is int or isinstance(target_shape([value]), tuple)
         if not right or value is not None and self.shape not in (None, np.shape(value)):
-            raise format_error(
-                self.path, number, line, "'label' to be a finite number, or lists of numbers of one shape, in all lines"
-            )
+            raise line.error("'label' to be a finite number, or lists of numbers of one shape, in all lines")
         self.shape = np.shape(value) if value is not None else self.shape
         self.values.append(value)
 
@@ -193,7 +180,7 @@ class _GraphLabels:
         return targets(self.values, self.shape or ())
 
 
-def _joined(path: Path, number: int, line: str, values: list[Any], known: TargetShape, ids: type | None) -> TargetShape:
+def _joined(line: Line, values: list[Any], known: TargetShape, ids: type | None) -> TargetShape:
     """The shape of the targets of all lines up to this one; `None` if labels are ids so far."""
     found = target_shape(values)
     if found is None:
@@ -202,49 +189,49 @@ def _joined(path: Path, number: int, line: str, values: list[Any], known: Target
             return known
     elif not isinstance(found, str) and known in (None, found) and (ids is None or ids is int and found == ()):
         return found
-    raise format_error(path, number, line, "'labels' to be of one type and shape in all lines")
+    raise line.error("'labels' to be of one type and shape in all lines")
 
 
 def _values(ids: np.ndarray, names: tuple[str, ...] | None) -> list[int | str | None]:
     return [None if i < 0 else i if names is None else names[i] for i in ids.tolist()]
 
 
-def _load(path: Path, number: int, line: str) -> JSONObject:
+def _load(line: Line) -> JSONObject:
     try:
-        graph = json.loads(line)
+        graph = json.loads(line.text)
     except (ValueError, RecursionError) as error:
         # RecursionError: brackets are nested thousands deep. ValueError is also raised for an integer of thousands of digits.
-        raise format_error(path, number, line, f"a JSON object ({error})") from error
+        raise line.error(f"a JSON object ({error})") from error
     if type(graph) is not dict:
-        raise format_error(path, number, line, "a JSON object: {...}")
+        raise line.error("a JSON object: {...}")
     for key in graph:
         if key not in _KEYS:
-            raise format_error(path, number, line, f"only the keys {', '.join(_KEYS)}, not {key[:40]!r}")
+            raise line.error(f"only the keys {', '.join(_KEYS)}, not {key[:40]!r}")
     return graph
 
 
-def _children(path: Path, number: int, line: str, graph: JSONObject) -> list[list[int]]:
+def _children(line: Line, graph: JSONObject) -> list[list[int]]:
     if ("children" in graph) == ("edges" in graph) or ("edges" in graph) != ("num_vertices" in graph):
-        raise format_error(path, number, line, "either 'children', or 'edges' with 'num_vertices'")
+        raise line.error("either 'children', or 'edges' with 'num_vertices'")
     if "children" in graph:
         rows, expected = graph["children"], "'children' to be a list of lists of integers, at least one list"
     else:
         rows, expected = graph["edges"], "'edges' to be a list of pairs [parent, child] of integers"
     if type(rows) is not list or set(map(type, rows)) - {list}:
-        raise format_error(path, number, line, expected)
+        raise line.error(expected)
     flat = list(chain.from_iterable(rows))
     if set(map(type, flat)) - {int}:
-        raise format_error(path, number, line, expected)
+        raise line.error(expected)
     if "children" in graph:
         n = len(rows)
         if not n:
-            raise format_error(path, number, line, expected)
+            raise line.error(expected)
     else:
         if set(map(len, rows)) - {2}:
-            raise format_error(path, number, line, expected)
-        n = _num_vertices(path, number, line, graph)
+            raise line.error(expected)
+        n = _num_vertices(line, graph)
     if flat and not (min(flat) >= 0 and max(flat) < n):
-        raise format_error(path, number, line, f"vertex numbers from 0 to {n - 1}")
+        raise line.error(f"vertex numbers from 0 to {n - 1}")
     if "children" in graph:
         return rows
     out: list[list[int]] = [[] for _ in range(n)]
@@ -253,11 +240,11 @@ def _children(path: Path, number: int, line: str, graph: JSONObject) -> list[lis
     return out
 
 
-def _num_vertices(path: Path, number: int, line: str, graph: JSONObject) -> int:
+def _num_vertices(line: Line, graph: JSONObject) -> int:
     """The checked value of `num_vertices`, which accompanies `edges`."""
     n = graph["num_vertices"]
     lengths = [len(graph[key]) for key in _FIELDS if type(graph.get(key)) is list]
     most = min(max([2 * len(graph["edges"]) + _MAX_BARE_VERTICES, *lengths]), INT32_MAX)
     if type(n) is not int or not 1 <= n <= most:
-        raise format_error(path, number, line, f"'num_vertices' to be an integer from 1 to {most} (see cavs.io.read_edges)")
+        raise line.error(f"'num_vertices' to be an integer from 1 to {most} (see cavs.io.read_edges)")
     return n

@@ -24,8 +24,7 @@ def flat_features(x: PyTree, name: str, function: str) -> Iterator[tuple[str, np
 def nested_features(arrays: dict[str, Any]) -> dict[str, Any]:
     """Returns the nested dicts whose arrays `flat_features` named.
 
-    Raises:
-        ValueError: the name of one array is that of a dict, too.
+    Raises `ValueError` if an array and a dict have the same name.
     """
     out: dict[str, Any] = {}
     for name, array in arrays.items():

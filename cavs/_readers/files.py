@@ -23,11 +23,11 @@ def check_path(function: str, path: object, cure: str = "") -> None:
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """A context manager that yields the name of a temporary file beside `path` for the block to write.
 
-    At the end of the block the file is synced and replaces `path`. If the block or the system fails, the old file stays and
-    the temporary file is removed. If `path` is a symbolic link, it stays, and the file that it names is written.
+    At the end of the block the file is synced and replaces `path`. If the block or the system fails, the old file stays and the
+    temporary file is removed. If `path` is a symbolic link, it stays, and the file that it names is written.
 
-    Raises:
-        OSError: the file cannot be written, or there is something else than a regular file, such as a folder or a device.
+    Raises `OSError` if the file cannot be written, or there is something else than a regular file, such as a folder or a
+    device.
     """
     path = target_of(path)
     folder, name = os.path.split(path)
@@ -50,8 +50,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 def target_of(path: str | os.PathLike[str]) -> str:
     """Returns the path of the regular file that would be written: symbolic links are followed.
 
-    Raises:
-        OSError: the path names something else than a regular file, or its links form a circle.
+    Raises `OSError` if the path names something else than a regular file, or its links form a circle.
     """
     target = os.path.realpath(path)
     with contextlib.suppress(FileNotFoundError):
@@ -67,11 +66,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """Reads all bytes of a regular file.
-
-    Raises:
-        OSError: as `open_regular`.
-    """
+    """Reads all bytes of a regular file. Raises `OSError` as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
 
@@ -79,8 +74,7 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
 def open_regular(path: str | os.PathLike[str], cure: str = "") -> IO[bytes]:
     """Opens a regular file for reading. `cure` ends the message of the error if it is none.
 
-    Raises:
-        OSError: the file cannot be opened, or is not a regular file. Reading a pipe or a device could block forever.
+    Raises `OSError` if the file cannot be opened, or is not a regular file. Reading a pipe or a device could block forever.
     """
     # Opened without blocking, then checked: if it were checked first, the name could refer to another file by then.
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))

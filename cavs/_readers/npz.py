@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from cavs._graphs.expected import check_graphs
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._readers.features import flat_features, nested_features
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
@@ -62,8 +62,7 @@ def load_npz(path: Path) -> Graphs:
 def stored_arrays(file: IO[bytes]) -> dict[str, np.ndarray]:
     """The arrays of a `.npz` file without compression, which could expand to fill the memory. Pickles are refused.
 
-    Raises:
-        Exception: the file is damaged. zipfile and NumPy raise a dozen types: BadZipFile, struct.error, MemoryError, ...
+    Raises `Exception` if the file is damaged. zipfile and NumPy raise a dozen types: BadZipFile, struct.error, MemoryError, ...
     """
     members, size = _members(file), file.seek(0, os.SEEK_END)
     if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > size:
@@ -126,8 +125,7 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
 def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = None) -> Graphs:
     """The graphs of a `.npz` file's content. `path` is for messages.
 
-    Raises:
-        FormatError: as `load_npz`, and if `stamp` differs from that of the file.
+    Raises `FormatError` as `load_npz` does, and if the file has another `stamp`.
     """
     try:
         file = io.BytesIO(data)

@@ -147,9 +147,8 @@ def build_acyclic(
 ) -> Graphs:
     """Calls `Graphs.build` with arrays that the reader has checked, except for cycles.
 
-    Raises:
-        FormatError: there is a cycle. `cycle_error(graph, vertex)` creates the error, for the first graph with a cycle and a
-            vertex on it.
+    Raises `FormatError` if there is a cycle. `cycle_error(graph, vertex)` creates the error, for the first graph with a cycle
+    and a vertex on it.
     """
     try:
         return Graphs.build(num_vertices, num_children, children, **fields)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ Cavs 3.5). The cotangents of the eager part's outputs are such rows, too.
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Job, batch_of
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Job
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
 from cavs._schedule.schedule import Schedule
@@ -46,22 +46,17 @@ def backward(
 ) -> tuple[list[Cotangent], list[jax.Array | None]]:
     """Computes the cotangents of params and inputs.
 
-    Args:
-        job: What the engine was chosen for, with the plan that it runs.
-        sched: The schedule of the batch.
-        engine: Runs the levels.
-        saved: What `_run.forward.forward` saved.
-        select: (M,) ints, the vertices whose pushes were returned; `None` for all.
-        cts: The cotangents of the leaves of the pushes, (Vp, ...), or (M, ...) with `select`.
-
     Returns:
         The cotangents of the leaves of params; and of the leaves of the inputs, (Vp, ...), then of the edges, (Ep, ...), `None`
         for integers.
+
+    `saved`: what `_run.forward.forward` saved. `select`: (M,) ints, the vertices whose pushes were returned; `None` for all.
+    `cts`: the cotangents of the leaves of the pushes, (Vp, ...), or (M, ...) with `select`.
     """
     after_forward = Schedule(barrier((sched.data, cts))[0], sched.shape)
     after = [x for i, x in enumerate(saved.states) if i not in job.plan.overwritten]
-    batch = batch_of(job, sched, leaves=len(saved.statics) > len(job.kinds))
-    batch = batch._replace(zeros=Zeros(after_forward, after, start=1000))  # other zeros than the forward's
+    # Other zeros than the forward's.
+    batch = engine.batch(job, sched)._replace(zeros=Zeros(after_forward, after, start=1000))
     known = _no_cotangents(batch, saved)
     if (push_states := job.plan.push_states) is not None:
         known = _pushed_states_back(known, batch, push_states, engine, select, cts)
@@ -110,14 +105,9 @@ def _overwritten(batch: Batch, saved: Saved) -> dict[int, jax.Array]:
 
 
 def _pushed_states_back(
-    known: Cotangents,
-    batch: Batch,
-    push_states: list[int],
-    engine: Engine,
-    select: jax.Array | None,
-    cts: list[Cotangent],
+    known: Cotangents, batch: Batch, push_states: list[int], engine: Engine, select: jax.Array | None, cts: list[Cotangent]
 ) -> Cotangents:
-    """Adds the cotangents of pushes to those of the states that were pushed; push j is state leaf `push_states[j]`."""
+    """Adds the cotangents of pushes to the cotangents of the pushed states; push j is state leaf `push_states[j]`."""
     row, g = jnp.asarray(batch.sched.row), known.states
     index = row if select is None else row.at[select].get(mode="clip")
     if engine.launches and sum(g[i].nbytes for i in set(push_states) if i in g) > FEW_BYTES:
@@ -129,7 +119,7 @@ def _pushed_states_back(
 
 
 def _of_all_vertices(batch: Batch, select: jax.Array, cts: list[Cotangent]) -> list[Cotangent]:
-    """Returns the cotangents of the pushes of all vertices, (Vp, ...), from those of the selected ones, (M, ...)."""
+    """Spreads the cotangents of the selected pushes, (M, ...), to the pushes of all vertices, (Vp, ...)."""
     return [
         jnp.zeros((batch.sched.shape.vertices, *a.shape), a.dtype).at[select].add(ct, mode="drop") if is_float(a) else ct
         for a, ct in zip(batch.plan.push_avals, cts, strict=True)
@@ -137,7 +127,7 @@ def _of_all_vertices(batch: Batch, select: jax.Array, cts: list[Cotangent]) -> l
 
 
 def _lazy_back(known: Cotangents, batch: Batch, saved: Saved, cts: list[Cotangent]) -> Cotangents:
-    """Transposes the lazy part: adds the cotangents of the pushes, (Vp, ...), to those of all that the lazy part reads."""
+    """Transposes the lazy part: from cotangents of the pushes, (Vp, ...), to cotangents of all that the lazy part reads."""
     g = known.states
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
         mine = [rows_of_push(ct, rows.vertex, rows.count) for ct in cts]
@@ -158,15 +148,8 @@ def _leaves_back(
 ) -> tuple[list[Cotangent], list[jax.Array | None]]:
     """Transposes the static parts, and F at the leaves unless the engine has run them.
 
-    Args:
-        batch: The batch.
-        engine: The engine that ran the levels.
-        saved: What the forward saved.
-        known: The cotangents after the levels.
-        cts: The cotangents of the pushes, (Vp, ...); not read if every push is a scattered state.
-
-    Returns:
-        The cotangents as `backward` returns them.
+    `known`: the cotangents after the levels. `cts`: the cotangents of the pushes, (Vp, ...); not read if every push is a
+    scattered state. Returns the cotangents as `backward` returns them.
     """
     sched, plan, states = batch.sched, batch.plan, saved.states
     ct_params: list[Cotangent] = []
@@ -191,7 +174,7 @@ def _leaves_back(
         ct, ct_pulled = saved.leaf[k]((mine, pushed))
         ct = [x if x.dtype == jax.dtypes.float0 else jnp.where(count > 0, x, jnp.zeros_like(x)) for x in ct]
         ct_params = _sum(ct_params, ct)
-        # If the rows of inner vertices are there already, those of the leaves, which may be few, are scattered between them.
+        # If the rows of inner vertices are there already, the rows of the leaves, which may be few, are scattered between them.
         if inside and not engine.launches:
             ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
         else:

@@ -27,25 +27,15 @@ Arrays: TypeAlias = list[jax.Array]
 
 
 class Call(NamedTuple):
-    """A call of `run`, with its arguments as these were checked and padded.
+    """A call of `run`, with its arguments as these were checked and padded."""
 
-    Attributes:
-        job: F, traced and split, the shape of the schedule, and the device.
-        sched: The schedule.
-        asked: The engine that was asked for.
-        params: The parameters.
-        inputs: The inputs, (Vp, ...).
-        edges: The edges, (Ep, ...).
-        select: (M,) ints, the vertices whose pushes are returned; `None` for all.
-    """
-
-    job: Job
+    job: Job  # F, traced and split, the shape of the schedule, and the device
     sched: Schedule
-    asked: Engine | None
-    params: PyTree
-    inputs: PyTree
-    edges: PyTree
-    select: jax.Array | None
+    asked: Engine | None  # the engine that was asked for
+    params: PyTree  # the parameters
+    inputs: PyTree  # the inputs, (Vp, ...)
+    edges: PyTree  # the edges, (Ep, ...)
+    select: jax.Array | None  # (M,) ints, the vertices whose pushes are returned; `None` for all
 
 
 MSG_LOOP = (
@@ -67,12 +57,7 @@ def _loops_are_refused(plan: FunctionPlan) -> Iterator[None]:
 
 
 def compiled(job: Job, asked: Engine | None) -> Callable[..., list[jax.Array]]:
-    """Returns the jitted function of a job, with its VJP. A memory plan can change its options.
-
-    Args:
-        job: F, the shape of the schedules, and the device.
-        asked: The engine that was asked for.
-    """
+    """Returns the jitted function of a job, with its VJP. A memory plan can change its options."""
     return _compiled(job.plan, job, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
 
 

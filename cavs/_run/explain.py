@@ -19,11 +19,7 @@ from cavs.kernels import Target
 
 
 def explain(
-    F: VertexFunction,
-    params: PyTree = None,
-    inputs: PyTree = None,
-    edges: PyTree = None,
-    sched: Schedule | None = None,
+    F: VertexFunction, params: PyTree = None, inputs: PyTree = None, edges: PyTree = None, sched: Schedule | None = None
 ) -> str:
     """Returns how F was split and what it costs.
 

@@ -6,93 +6,56 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import Batch, Engine, ForwardLevels, Job, batch_of
+from cavs._engines.engine import Batch, Engine, ForwardLevels, Job
 from cavs._schedule.schedule import Schedule
-from cavs._stages.batched import (
-    lazy_arguments,
-    lazy_function,
-    leaf_block,
-    leaf_function,
-    static_values,
-)
-from cavs._stages.pulled import Values, get_rows
+from cavs._stages.batched import lazy_arguments, lazy_function, leaf_block, leaf_function, static_values
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp, with_vjp_in_blocks
-from cavs._stages.tensors import leaf_vertices, write
+from cavs._stages.tensors import Values, get_rows, leaf_vertices, write
 from cavs.kernels import checked
 
 Arrays = list[jax.Array]
 
 
 class Given(NamedTuple):
-    """The arrays that `run` is given, flat.
+    """The arrays that `run` is given, flat."""
 
-    Attributes:
-        params: The leaves of the parameters.
-        inputs: The leaves of the inputs, (Vp, ...).
-        edges: The leaves of the edges, (Ep, ...).
-        select: (M,) ints, the vertices whose pushes are returned; `None` for all.
-    """
-
-    params: Arrays
-    inputs: Arrays
-    edges: Arrays
-    select: jax.Array | None
+    params: Arrays  # the leaves of the parameters
+    inputs: Arrays  # the leaves of the inputs, (Vp, ...)
+    edges: Arrays  # the leaves of the edges, (Ep, ...)
+    select: jax.Array | None  # (M,) ints, the vertices whose pushes are returned; `None` for all
 
 
 class _Leaves(NamedTuple):
-    """F at the leaves; empty if the engine runs them.
+    """F at the leaves; empty if the engine runs them."""
 
-    Attributes:
-        vertices: For each kind, the rows of its leaves in the inputs, padded.
-        states: As `Engine.forward_levels` takes them.
-        pushes: For each kind, the pushes of its leaves.
-        transposes: For each kind, the transpose of F.
-    """
-
-    vertices: list[jax.Array]
-    states: Arrays
-    pushes: list[Arrays]
-    transposes: list[Transpose]
-
-
-class _Early(NamedTuple):
-    """For each kind, the values of the static and of the eager part, with their transposes."""
-
-    statics: list[Arrays]
-    static: list[Transpose]
-    eager_rows: list[list[Values]]
-    eager: list[Transpose]
+    vertices: list[jax.Array]  # for each kind, the rows of its leaves in the inputs, padded
+    states: Arrays  # as `Engine.forward_levels` takes them
+    pushes: list[Arrays]  # for each kind, the pushes of its leaves
+    transposes: list[Transpose]  # for each kind, the transpose of F
 
 
 def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool) -> tuple[Arrays, Saved | None]:
     """Evaluates F at every vertex of a batch.
 
-    Args:
-        job: What the engine was chosen for, with the plan that it runs.
-        sched: The schedule of the batch.
-        engine: Runs the levels.
-        given: The arguments of `run`.
-        save: Whether to save what `_run.adjoint.backward` reads.
-
-    Returns:
-        The leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
+    `save`: whether to save what `_run.adjoint.backward` reads. Returns the leaves of the pushes, (Vp, ...), or (M, ...) with
+    `select`; and with `save` the residuals, else `None`.
     """
     plan, select = job.plan, given.select
-    batch = batch_of(job, sched, engine.runs_leaves(job))
-    with jax.named_scope("leaves"):  # the names are those of profiles and memory plans
+    batch = engine.batch(job, sched)
+    with jax.named_scope("leaves"):  # profiles and memory plans show these names
         leaves = _Leaves([], [], [], []) if batch.has_leaves else _leaves(batch, engine, given, save)
     with jax.named_scope("eager"):
-        early = _static_and_eager(batch, engine, given, save)
+        statics, static, eager_rows, eager = _static_and_eager(batch, engine, given, save)
     with jax.named_scope("levels"):
-        levels = engine.forward_levels(batch, leaves.states, early.statics, early.eager_rows, save)
+        levels = engine.forward_levels(batch, leaves.states, statics, eager_rows, save)
     lazy: list[Transpose] = []
     if plan.push_states is not None:
         index = sched.row if select is None else jnp.asarray(sched.row).at[select].get(mode="clip")
         outs = [get_rows(levels.states[i], index) for i in plan.push_states]
     else:
         with jax.named_scope("lazy"):
-            outs, lazy = _pushes(batch, leaves, early, levels, save)
+            outs, lazy = _pushes(batch, leaves, statics, eager_rows, levels, save)
         if select is not None:
             outs = [o.at[select].get(mode="clip") for o in outs]
     if levels.gave_up is not None:
@@ -100,8 +63,8 @@ def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool)
     if not save:
         return outs, None
     return outs, Saved(
-        eager=early.eager,
-        eager_rows=early.eager_rows,
+        eager=eager,
+        eager_rows=eager_rows,
         edges=given.edges,
         extras=levels.extras,
         inputs=given.inputs,
@@ -109,8 +72,8 @@ def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool)
         lazy=lazy,
         leaf=leaves.transposes,
         states=levels.states,
-        static=early.static,
-        statics=early.statics,
+        static=static,
+        statics=statics,
     )
 
 
@@ -145,20 +108,27 @@ def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
     return _Leaves(vertices, states, pushes, transposes)
 
 
-def _static_and_eager(batch: Batch, engine: Engine, given: Given, save: bool) -> _Early:
-    """Evaluates the static and eager parts of F at the vertices of each kind, and at their edges."""
-    early = _Early([], [], [], [])
+def _static_and_eager(
+    batch: Batch, engine: Engine, given: Given, save: bool
+) -> tuple[list[Arrays], list[Transpose], list[list[Values]], list[Transpose]]:
+    """Returns for each kind the values of the static part and of the eager part, each followed by the transposes."""
+    statics: list[Arrays] = []
+    eager_rows: list[list[Values]] = []
+    static: list[Transpose] = []
+    eager: list[Transpose] = []
     for k, part in enumerate(batch.parts):
-        statics, vjp = with_vjp(functools.partial(static_values, part), save, (given.params,))
-        early.statics.append(statics)
-        early.static.extend(vjp)
-        eager_rows, vjp = engine.eager_part(batch, k, statics, given.inputs, given.edges, save)
-        early.eager_rows.append(eager_rows)
-        early.eager.extend(vjp)
-    return early
+        values, vjp = with_vjp(functools.partial(static_values, part), save, (given.params,))
+        statics.append(values)
+        static += vjp
+        rows, vjp = engine.eager_part(batch, k, values, given.inputs, given.edges, save)
+        eager_rows.append(rows)
+        eager += vjp
+    return statics, static, eager_rows, eager
 
 
-def _pushes(batch: Batch, leaves: _Leaves, early: _Early, levels: ForwardLevels, save: bool) -> tuple[Arrays, list[Transpose]]:
+def _pushes(
+    batch: Batch, leaves: _Leaves, statics: list[Arrays], eager: list[list[Values]], levels: ForwardLevels, save: bool
+) -> tuple[Arrays, list[Transpose]]:
     """Evaluates the lazy part. Returns the pushes of all vertices, (Vp, ...), and for each kind the transpose."""
     plan, sched, vertices = batch.plan, batch.sched, batch.sched.shape.vertices
     transposes: list[Transpose] = []
@@ -167,8 +137,8 @@ def _pushes(batch: Batch, leaves: _Leaves, early: _Early, levels: ForwardLevels,
         if not batch.has_leaves:
             index = _only(leaves.vertices[k], sched.leaf_count[k], vertices)
             outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaves.pushes[k], strict=True)]
-        read = functools.partial(lazy_arguments, part, rows, levels.states, early.eager_rows[k], levels.extras[k])
-        y, vjp = with_vjp(lazy_function(part, rows), save, (early.statics[k],), read)
+        read = functools.partial(lazy_arguments, part, rows, levels.states, eager[k], levels.extras[k])
+        y, vjp = with_vjp(lazy_function(part, rows), save, (statics[k],), read)
         transposes += vjp
         index = _only(rows.vertex, rows.count, vertices)
         outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]

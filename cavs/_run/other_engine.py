@@ -32,18 +32,14 @@ Fixed: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
 class Sweep(NamedTuple):
     """The passes of one plan over schedules of one shape, by one engine; all arguments and results are flat.
 
-    `inputs` are the leaves of the inputs, then those of the edges. `fixed` says for each leaf of `params`, and for each of
-    `inputs`, whether nobody asks for its cotangent.
-
-    Attributes:
-        primal: `primal(params, data, inputs, select) -> pushes`.
-        forward: `forward(fixed, params, data, inputs, select) -> (pushes, saved)`.
-        backward: `backward(fixed, saved, data, select, cotangents of pushes) -> (cotangents of params, of inputs)`. Those of
-            fixed leaves may be anything.
+    `inputs` are the leaves of the inputs, then the leaves of the edges. `fixed` says for each leaf of `params`, and for each
+    of `inputs`, whether nobody asks for its cotangent.
     """
 
-    primal: Callable[..., PyTree]
-    forward: Callable[..., PyTree]
+    primal: Callable[..., PyTree]  # `primal(params, data, inputs, select) -> pushes`
+    forward: Callable[..., PyTree]  # `forward(fixed, params, data, inputs, select) -> (pushes, saved)`
+    # `backward(fixed, saved, data, select, cotangents of pushes) -> (cotangents of params, of inputs)`. Those of fixed
+    # leaves may be anything.
     backward: Callable[..., PyTree]
 
 
@@ -64,7 +60,7 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
 
 
 def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
-    """Returns `sweep`, with passes that are replaced by those of `by` if they are batched or differentiated."""
+    """Returns `sweep`, whose passes the passes of `by` replace where they are batched or differentiated."""
     return Sweep(replaceable(sweep.primal, by.primal), _forward(sweep, by), _backward(sweep, differentiable(by)))
 
 

@@ -17,7 +17,6 @@ def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int 
     """Returns F traced, differentiated and split.
 
     Args:
-        function: F.
         params: shapes of the parameters.
         inputs: shapes of ONE vertex's row of the inputs.
         most: no vertex has more children. Only read if F calls `gather_all` within `gather_all`.

@@ -20,12 +20,8 @@ Tree = TypeVar("Tree")
 def readout(
     values: jax.Array | np.ndarray, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None
 ) -> jax.Array: ...
-
-
 @overload
 def readout(values: Tree, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None) -> Tree: ...
-
-
 def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None) -> PyTree:
     """Reduces values of vertices to one value per graph (the readouts of Gilmer et al., 2017, section 2).
 

@@ -214,8 +214,8 @@ def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: 
     """Raises `ValueError` if a vertex has more children than the function of its kind reads.
 
     The shape of a traced schedule only tells whether a vertex of any kind has more than one to four children. If that does not
-    answer the question, compiled code checks the numbers: a host callback raises the error. In this case int32[1] is
-    returned, nonzero if a vertex has too many children, which turns the pushes into NaN. Otherwise `None` is returned.
+    answer the question, compiled code checks the numbers: a host callback raises the error. In this case int32[1] is returned,
+    nonzero if a vertex has too many children, which turns the pushes into NaN. Otherwise `None` is returned.
     """
     rows = sched.shape.inner
     counted_kinds = {k: name for k, name in enumerate(kinds) if rows[k] and not plan.inner[name].role.gathers_all}

@@ -36,23 +36,14 @@ _Varied: TypeAlias = tuple[tuple[int, ...], ...]  # the leaves of params, of inp
 
 
 class _Loop(NamedTuple):
-    """What does not change from segment to segment.
+    """What does not change from segment to segment."""
 
-    Attributes:
-        function: F, which also pushes its state, and in which the kind `GIVEN` scatters what it pulls.
-        run: evaluates it at the vertices of one segment.
-        trees: the pytrees of params, inputs and edges.
-        shape: of the segments.
-        state_avals: of the leaves of the state, as stored.
-        push_avals: of the leaves of a push, as stored.
-    """
-
-    function: VertexFunction
-    run: Run
-    trees: tuple[Any, Any, Any]
+    function: VertexFunction  # F, which also pushes its state, and in which the kind `GIVEN` scatters what it pulls
+    run: Run  # evaluates it at the vertices of one segment
+    trees: tuple[Any, Any, Any]  # the pytrees of params, inputs and edges
     shape: SegmentShape
-    state_avals: list[jax.ShapeDtypeStruct]
-    push_avals: list[jax.ShapeDtypeStruct]
+    state_avals: list[jax.ShapeDtypeStruct]  # of the leaves of the state, as stored
+    push_avals: list[jax.ShapeDtypeStruct]  # of the leaves of a push, as stored
 
 
 class _Step(NamedTuple):
@@ -68,16 +59,8 @@ class _Step(NamedTuple):
 def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
     """Evaluates F at every vertex of a batch, segment after segment.
 
-    Args:
-        call: the arguments of `run`.
-        sched: its schedule.
-        run: evaluates one segment.
-
-    Returns:
-        The leaves of the pushes as stored, (Vp, ...), or (M, ...) with `select`.
-
-    Raises:
-        EngineError: the engine that was asked for cannot run segments.
+    Returns the leaves of the pushes as stored, (Vp, ...), or (M, ...) with `select`. `run`: evaluates one segment. Raises
+    `EngineError` if the engine that was asked for cannot run segments.
     """
     asked, plan, shape = call.asked, call.job.plan, sched.segment_shape
     if asked is not None and asked.launches:
@@ -108,10 +91,7 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
 
 @memoized
 def _with_given(
-    plan: FunctionPlan,
-    kinds: tuple[str | None, ...],
-    names: tuple[str, ...],
-    avals: tuple[jax.ShapeDtypeStruct, ...],
+    plan: FunctionPlan, kinds: tuple[str | None, ...], names: tuple[str, ...], avals: tuple[jax.ShapeDtypeStruct, ...]
 ) -> VertexFunction:
     """Returns F for vertices of a segment: it also pulls a stored state, and also pushes its own state."""
     F = plan.function
@@ -170,14 +150,14 @@ def _rows(given: Given, of: _Step) -> Given:
 
 
 class _Chosen(NamedTuple):
-    """The pushes of a segment that are wanted: all, or those of the vertices `select` that are in it."""
+    """Which pushes of a segment are wanted: all, or the pushes of the vertices `select` that are in it."""
 
     index: jax.Array  # vertex numbers within the segment
     mine: jax.Array | None  # (M,) bool: which of `select` are in the segment
     vertex: jax.Array  # for all: their rows in the pushes; beyond the last one in padding
 
     def put(self, outs: Arrays, pushed: Arrays) -> Arrays:
-        """Writes the pushes of the segment to those of all segments."""
+        """Writes the pushes of the segment into the pushes of all segments."""
         if self.mine is None:
             return [o.at[self.vertex].set(x, mode="drop") for o, x in zip(outs, pushed, strict=True)]
         return [jnp.where(_column(self.mine, x), x, o) for o, x in zip(outs, pushed, strict=True)]

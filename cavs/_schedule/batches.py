@@ -26,11 +26,8 @@ def compiled() -> bool:
 def sort_batch(graphs: Graphs, num_kinds: int, with_kinds: bool, fields: Sequence[str]) -> SortedBatch:
     """Sorts the vertices of a batch by height and kind.
 
-    Args:
-        graphs: the batch.
-        num_kinds: the number of kinds.
-        with_kinds: whether vertices are sorted by kind, or scheduled as one kind.
-        fields: the fields of the graphs that the schedule includes.
+    `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind. `fields`: the fields of the graphs that the
+    schedule includes.
     """
     if not compiled():
         return ReferenceBatch(graphs, num_kinds, with_kinds)
@@ -48,9 +45,7 @@ def schedule_batch(graphs: Graphs, options: Options) -> Schedule:
 class StackScheduler:
     """Schedules batches of one data set, several of one shape at a time.
 
-    Args:
-        graphs: the data set.
-        options: the options of the schedules. The caller chooses the shapes.
+    `options`: the options of the schedules. The caller chooses the shapes.
     """
 
     def __init__(self, graphs: Graphs, options: Options):
@@ -61,13 +56,8 @@ class StackScheduler:
     def stack(self, batches: Sequence[np.ndarray], shape: Shape, room: int | None = None) -> np.ndarray:
         """Returns the integers of the schedules of several batches, (batches, length) int32.
 
-        Args:
-            batches: of each batch, the numbers of its graphs.
-            shape: the shape of all schedules.
-            room: the first axis of the result, if it is longer; it ends with zeros.
-
-        Raises:
-            NoRoom: a batch does not fit `shape`.
+        `batches`: of each batch, the numbers of its graphs. `room`: the first axis of the result, if it is longer; it ends with
+        zeros. Raises `NoRoom` if a batch does not fit `shape`.
         """
         out = aligned(room or len(batches), length_of(shape))
         out[len(batches) :] = 0
@@ -116,11 +106,7 @@ def _address(x: np.ndarray) -> int:
 
 
 class CompiledBatch:
-    """A batch that the library has sorted. See `SortedBatch`.
-
-    Args:
-        source: the graphs of the batch.
-    """
+    """A batch that the library has sorted. See `SortedBatch`. `source`: the graphs of the batch."""
 
     def __init__(self, source: Source):
         self._library, self._source, self._batch = _library(), source, ctypes.c_void_p()
@@ -136,8 +122,7 @@ class CompiledBatch:
     def cut(self, cut: Cut) -> int:
         """Cuts the levels into tasks. Returns their number.
 
-        Raises:
-            NoRoom: a vertex has more children than a task has room for.
+        Raises `NoRoom` if a vertex has more children than a task has room for.
         """
         count, tables = np.empty(1, np.int64), _tables(cut)
         status = self._library.cavs_cut(self._batch, tables.of, _address(count))
@@ -145,11 +130,7 @@ class CompiledBatch:
         return int(count[0])
 
     def write(self, shape: Shape) -> np.ndarray:
-        """Returns the integers of the schedule, after `cut`.
-
-        Raises:
-            NoRoom: the batch does not fit `shape`.
-        """
+        """Returns the integers of the schedule, after `cut`. Raises `NoRoom` if the batch does not fit `shape`."""
         out, layout = aligned(length_of(shape)), _layout(shape)
         status = self._library.cavs_write(self._batch, _address(layout), _address(out))
         _check(status, f"a batch has {self.sizes}; its shape is {shape}.")
@@ -159,15 +140,8 @@ class CompiledBatch:
 def schedule_stack(source: Source, batches: Sequence[np.ndarray], cut: Cut, shape: Shape, out: np.ndarray) -> None:
     """Schedules several batches of one shape in one call.
 
-    Args:
-        source: the graphs.
-        batches: of each batch, the numbers of its graphs.
-        cut: how levels are cut into tasks.
-        shape: the shape.
-        out: (batches, length) receives the integers of the schedules.
-
-    Raises:
-        NoRoom: a batch does not fit `shape`.
+    `batches`: of each batch, the numbers of its graphs. `cut`: how levels are cut into tasks. `out`: (batches, length) receives
+    the integers of the schedules. Raises `NoRoom` if a batch does not fit `shape`.
     """
     index = np.concatenate(batches, dtype=np.int64) if batches else np.zeros(0, np.int64)
     counts, failed = np.array([len(some) for some in batches], np.int64), np.zeros(1, np.int64)

@@ -25,14 +25,10 @@ SAMPLES = 256  # batches of each number of graphs that are sampled
 def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tuple[Shape, ...]:
     """Returns at most `count` shapes, ascending, whose sizes grow by a constant factor.
 
-    Any batch of at most `most_graphs` graphs fits the last one if none of them is larger than the largest graph of the data
-    set in any respect: leaves, inner vertices and edges of each kind, children of a vertex, levels.
+    Any batch of at most `most_graphs` graphs fits the last one if none of them is larger than the largest graph of the data set
+    in any respect: leaves, inner vertices and edges of each kind, children of a vertex, levels.
 
-    Args:
-        graphs: the data set, not empty.
-        most_graphs: the number of graphs of all shapes.
-        count: the most shapes.
-        options: the options of the schedules.
+    `graphs`: the data set, not empty. `most_graphs`: the number of graphs of all shapes. `count`: the most shapes.
     """
     names, counts = counts_of(graphs, options.kinds)
     rng, singles = np.random.default_rng(0), graphs._facts.sizes

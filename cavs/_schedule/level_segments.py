@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.segments import ranges
+from cavs._graphs.heights import ranges
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.schedule import Integers, Schedule
 from cavs._schedule.shape import Shape
@@ -23,35 +23,23 @@ GIVEN = "(given)"  # the kind of the frontier below a segment
 
 
 class SegmentShape(NamedTuple):
-    """The static part of the segments of a batch.
+    """The static part of the segments of a batch."""
 
-    Attributes:
-        given: rows of a frontier, padded.
-        shape: of the schedule of each segment.
-    """
-
-    given: int
-    shape: Shape
+    given: int  # rows of a frontier, padded
+    shape: Shape  # of the schedule of each segment
 
 
 class SegmentArrays(NamedTuple):
-    """The integers of K segments, int32.
+    """The integers of K segments, int32."""
 
-    Attributes:
-        data: (K, ...) the vector of each segment's schedule. The first vertices of its one graph are the frontier below it.
-        vertex: (K, Vs) for each vertex of a segment its row in the inputs of the batch; Vp for the frontier, and in padding.
-        edge: (K, Es) for each edge of a segment its row in the edges of the batch; Ep in padding.
-        frontier: (K, given) the vertices of the segment that are the frontier above it, then padding.
-        segment: (Vp,) the segment of each vertex of the batch; -1 in padding.
-        place: (Vp,) its vertex number in that segment.
-    """
-
+    # (K, ...) the vector of each segment's schedule. The first vertices of its one graph are the frontier below it.
     data: Integers
+    # (K, Vs) for each vertex of a segment its row in the inputs of the batch; Vp for the frontier, and in padding.
     vertex: Integers
-    edge: Integers
-    frontier: Integers
-    segment: Integers
-    place: Integers
+    edge: Integers  # (K, Es) for each edge of a segment its row in the edges of the batch; Ep in padding
+    frontier: Integers  # (K, given) the vertices of the segment that are the frontier above it, then padding
+    segment: Integers  # (Vp,) the segment of each vertex of the batch; -1 in padding
+    place: Integers  # (Vp,) its vertex number in that segment
 
 
 @jax.tree_util.register_pytree_node_class

@@ -82,25 +82,15 @@ def _draw_tasks(axes: Axes, sched: "Schedule", colour: Colours) -> None:
     x = np.arange(levels)
     outlined = levels <= MAX_OUTLINED_LEVELS and np.bincount(table["level"]).max(initial=0) <= MAX_OUTLINED_TASKS
     half = 0.42 if levels <= MAX_OUTLINED_LEVELS else 0.5
+    drawn = x, np.zeros(levels), widths
     if outlined:
         before = np.cumsum(table["size"]) - table["size"]
         first = np.searchsorted(table["level"], np.arange(levels))  # tasks are sorted by level
         bottom = before - before[first[table["level"]]] if len(before) else before
-        boxes, fill = _boxes(table["level"], bottom, bottom + table["size"], half), colour(table["level"])
-    else:
-        boxes, fill = _boxes(x, np.zeros(levels), widths, half), colour(x)
-    axes.add_collection(
-        PolyCollection(boxes, facecolors=fill, edgecolors="white" if outlined else "none", linewidths=0.6 if outlined else 0)
-    )
-    axes.add_collection(
-        PolyCollection(
-            _boxes(x, widths, widths + padding, half),
-            facecolors=PADDING,
-            edgecolors="white" if outlined else "none",
-            linewidths=0.6 if outlined else 0,
-            label="padding",
-        )
-    )
+        drawn = table["level"], bottom, bottom + table["size"]
+    edges = {"edgecolors": "white", "linewidths": 0.6} if outlined else {"edgecolors": "none", "linewidths": 0}
+    for boxes, fill in ((drawn, colour(drawn[0])), ((x, widths, widths + padding), PADDING)):
+        axes.add_collection(PolyCollection(_boxes(*boxes, half), facecolors=fill, **edges))
     top = max(float((widths + padding).max(initial=0)), 1.0)
     axes.set_xlim(-0.75, max(levels, 1) - 0.25)
     axes.set_ylim(0, top * 1.04)

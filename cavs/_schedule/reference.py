@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.segments import ranges
+from cavs._graphs.heights import ranges
 from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
 from cavs._schedule.shape_choice import BatchSizes, NoRoom, has_room
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
@@ -31,10 +31,7 @@ class Tasks(NamedTuple):
 class ReferenceBatch:
     """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.shape_choice.SortedBatch`.
 
-    Args:
-        graphs: the batch.
-        num_kinds: the number of kinds.
-        with_kinds: whether vertices are sorted by kind, or scheduled as one kind.
+    `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind.
     """
 
     def __init__(self, graphs: Graphs, num_kinds: int, with_kinds: bool):
@@ -82,8 +79,7 @@ class ReferenceBatch:
     def cut(self, cut: Cut) -> int:
         """Cuts the levels into tasks. Returns their number.
 
-        Raises:
-            NoRoom: a vertex has more children than a task has room for.
+        Raises `NoRoom` if a vertex has more children than a task has room for.
         """
         found: list[tuple[int, ...]] = []
         row, starts = 0, [0] * len(self.sizes.inner)
@@ -125,11 +121,7 @@ class ReferenceBatch:
             at += size
 
     def write(self, shape: Shape) -> np.ndarray:
-        """Returns the integers of the schedule, after `cut`.
-
-        Raises:
-            NoRoom: the batch does not fit `shape`.
-        """
+        """Returns the integers of the schedule, after `cut`. Raises `NoRoom` if the batch does not fit `shape`."""
         if not has_room(shape, self.sizes, len(self._tasks.row)):
             raise NoRoom(f"a batch has {self.sizes}; its shape is {shape}.")
         data = aligned(length_of(shape))
@@ -150,7 +142,7 @@ class ReferenceBatch:
         _by_kind(at["leaf_vertex"], self._leaf, sizes.leaves, shape.leaves)
         _by_kind(at["inner_vertex"], self._inner, sizes.inner, shape.inner)
         at["row"][:vertices] = shape.pad + self._position
-        at["graph_end"][:] = vertices  # also those of the graphs that a server adds
+        at["graph_end"][:] = vertices  # also for the graphs that a server adds
         at["graph_end"][: len(graphs)] = graphs.vertex_offsets[1:]
         if sizes.rooted:
             at["roots"][:] = self._root[0] if len(graphs) else 0

@@ -9,10 +9,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from cavs._graphs.counted import counted
+from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.draw import bars
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.suggest import suggestion
 from cavs._schedule.padding import explain_padding, in_total, padding_of, task_table
 from cavs._schedule.shape import FIELDS, OF_ARITY, Shape as Shape, slots_of
 
@@ -159,10 +158,8 @@ class Schedule:
 
     @overload
     def pad(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...
-
     @overload
     def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any: ...
-
     def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
         """Pads an array with one row per vertex to (Vp, ...), as [`cavs.run`][] expects under `jax.jit`.
 
@@ -181,10 +178,8 @@ class Schedule:
 
     @overload
     def pad_edges(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...
-
     @overload
     def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any: ...
-
     def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
         """Pads an array with one row per edge to (Ep, ...), as `edges` of [`cavs.run`][] under `jax.jit`.
 

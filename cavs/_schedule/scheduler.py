@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cavs._graphs.expected import check_graphs
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.batches import schedule_batch
 from cavs._schedule.level_segments import in_segments

@@ -19,39 +19,22 @@ ALIGNED = 16
 
 
 class Shape(NamedTuple):
-    """The static part of a schedule. Schedules of equal shape share compiled code.
+    """The static part of a schedule. Schedules of equal shape share compiled code."""
 
-    Attributes:
-        vertices: rows of inputs and pushes, padded.
-        leaves: leaf rows of each kind, padded.
-        inner: inner rows of each kind, padded.
-        edges: edges below the inner rows of each kind, padded.
-        tasks: number of tasks, padded.
-        graphs: number of graphs; exact, unless `Exported.serve` padded it with graphs that have no vertices.
-        classes: (vertices, edges) to which tasks are padded, widest first.
-        kinds: names of the kinds; `("",)` if there is only one.
-        rooted: whether every graph has exactly one root.
-        fan_in: the largest number of children; 8 if it is more than 4.
-        arity: number of children of every inner vertex of the data set, at most 4; 0 if it varies.
-        fields: fields of the graphs that the schedule includes.
-        levels: levels of inner vertices in the scripts of engine `persistent`, padded; 0 without scripts.
-        forest: whether no vertex has two parents.
-    """
-
-    vertices: int
-    leaves: tuple[int, ...]
-    inner: tuple[int, ...]
-    edges: tuple[int, ...]
-    tasks: int
-    graphs: int
-    classes: tuple[tuple[int, int], ...]
-    kinds: tuple[str, ...]
-    rooted: bool
-    fan_in: int
-    arity: int
-    fields: tuple[str, ...] = ()
-    levels: int = 0
-    forest: bool = True
+    vertices: int  # rows of inputs and pushes, padded
+    leaves: tuple[int, ...]  # leaf rows of each kind, padded
+    inner: tuple[int, ...]  # inner rows of each kind, padded
+    edges: tuple[int, ...]  # edges below the inner rows of each kind, padded
+    tasks: int  # number of tasks, padded
+    graphs: int  # number of graphs; exact, unless `Exported.serve` padded it with graphs that have no vertices
+    classes: tuple[tuple[int, int], ...]  # (vertices, edges) to which tasks are padded, widest first
+    kinds: tuple[str, ...]  # names of the kinds; `("",)` if there is only one
+    rooted: bool  # whether every graph has exactly one root
+    fan_in: int  # the largest number of children; 8 if it is more than 4
+    arity: int  # number of children of every inner vertex of the data set, at most 4; 0 if it varies
+    fields: tuple[str, ...] = ()  # fields of the graphs that the schedule includes
+    levels: int = 0  # levels of inner vertices in the scripts of engine `persistent`, padded; 0 without scripts
+    forest: bool = True  # whether no vertex has two parents
 
     @property
     def pad(self) -> int:

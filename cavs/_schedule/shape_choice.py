@@ -95,8 +95,8 @@ def kind_names(graphs: Graphs, kinds: bool) -> tuple[str, ...]:
 def rounded_up(n: np.ndarray) -> np.ndarray:
     """Rounds numbers of rows up to multiples of 8, from 512 on to those that XLA for GPUs sums over without padding.
 
-    It splits the sums of weight gradients eightfold, so these are multiples of 32. It splits other sums of over 4,096 rows by
-    a divisor between half the root of their number and the root. If there is none, a sum of rows is not fused with their
+    It splits the sums of weight gradients eightfold, so these are multiples of 32. It splits other sums of over 4,096 rows by a
+    divisor between half the root of their number and the root. If there is none, a sum of rows is not fused with their
     conversion to float16, and both read the rows.
     """
     step = np.where(n < 512, 8, 32)
@@ -135,12 +135,8 @@ def _shape(
 ) -> Shape:
     """Returns the shape of batches of these sizes, with as many tasks as vertices with children.
 
-    Args:
-        sizes: The sizes, or upper bounds of them.
-        names: The names of the kinds.
-        arity: The number of children of every inner vertex of the data set; 0 if it varies.
-        options: The options of the schedules.
-        rounded: Rounds up numbers of rows; `None` leaves them as they are.
+    `sizes`: the sizes, or upper bounds of them. `arity`: the number of children of every inner vertex of the data set; 0 if it
+    varies. `rounded`: rounds up numbers of rows; `None` leaves them as they are.
     """
     leaves, inner = sizes.leaves, sizes.inner
     if rounded is not None:
@@ -168,11 +164,7 @@ def _shape(
 def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], arity: int) -> Shape:
     """Cuts a batch into tasks, and chooses its shape.
 
-    Args:
-        batch: The batch.
-        options: The options of the schedule.
-        names: The names of the kinds.
-        arity: The number of children of every inner vertex of the data set; 0 if it varies.
+    `arity`: the number of children of every inner vertex of the data set; 0 if it varies.
     """
     shape = _shape(batch.sizes, names, arity, options, None if options.exact else bucket)
     tasks = batch.cut(Cut(shape.classes, options.policy == "serial"))
@@ -293,11 +285,8 @@ def sums(counts: Counts, batches: Sequence[np.ndarray]) -> np.ndarray:
 def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
     """Returns (3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
 
-    Args:
-        counts: the counts of each graph.
-        batch: graphs per batch.
-        strata: (batch, 2) if a batch has one graph of each stratum: its graphs are those from `strata[i, 0]` to
-            `strata[i, 1] - 1`.
+    `counts`: the counts of each graph. `strata`: (batch, 2) if a batch has one graph of each stratum: its graphs are those from
+    `strata[i, 0]` to `strata[i, 1] - 1`.
     """
     if strata is None:
         return np.stack([np.sort(of, axis=0)[::-1][:batch].sum(0) for of in counts])
@@ -352,6 +341,9 @@ def few_shapes(
 ) -> list[tuple[Shape, ...]]:
     """Returns at most `most` shapes, ascending, for batches of one number of graphs each.
 
+    Returns:
+        For each shape, one `Shape` for each member. All batches within the bounds fit the last one.
+
     Args:
         members: data sets, and the options of their schedules; a batch has a part of each.
         batches: for each member, the graphs of a sample of batches. All have the same length.
@@ -359,9 +351,6 @@ def few_shapes(
         bounds: for each member, (3, kinds), the most leaves, inner vertices and edges of any batch; `None` if the sample
             contains all batches that will ever occur.
         worth: the fraction of the rows that one more shape must save.
-
-    Returns:
-        For each shape, one `Shape` for each member. All batches within the bounds fit the last one.
     """
     counts = [counts_of(graphs, options.kinds) for graphs, options in members]
     samples = [sums(of, some) for (_, of), some in zip(counts, batches, strict=True)]
@@ -376,7 +365,7 @@ def few_shapes(
             sizes = cap
             if level is not levels[-1]:
                 sizes = sample[inside].max(0)
-                if inside.all():  # batches to come may be a little larger than those of the sample
+                if inside.all():  # batches to come may be a little larger than in the sample
                     sizes = np.minimum(sizes + np.ceil(sample.std(0) / 2).astype(int), cap)
             shape.append(shape_for(graphs, names, sizes, len(some[0]), options))
         shapes.append(tuple(shape))

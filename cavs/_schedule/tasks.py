@@ -115,15 +115,10 @@ class LimitedClass(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the levels of a batch are cut into tasks.
+    """How the levels of a batch are cut into tasks."""
 
-    Attributes:
-        classes: the classes of tasks.
-        serial: whether each task has one vertex.
-    """
-
-    classes: Classes
-    serial: bool = False
+    classes: Classes  # the classes of tasks
+    serial: bool = False  # whether each task has one vertex
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -132,7 +127,7 @@ class Cut(NamedTuple):
 
     @property
     def limited(self) -> list[LimitedClass]:
-        """The classes among which that of the least cost per vertex is taken; none if every task has room for its edges."""
+        """The classes of which the cheapest per vertex is taken; none if every task has room for its edges."""
         if len({edges // width for width, edges in self.classes}) == 1:
             return []
         fixed = cost_of(self.widths).task

@@ -8,15 +8,14 @@ import jax.numpy as jnp
 
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.evaluate import evaluate, value_at
+from cavs._function.joint import RoleProgram
 from cavs._function.products import large_product
-from cavs._function.role import RoleProgram
 from cavs._function.split import Split
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._stages.blocks import block_of
-from cavs._stages.pulled import Pulled, Values, get_rows
-from cavs._stages.tensors import Rows, repeated
+from cavs._stages.tensors import Pulled, Rows, Values, get_rows, repeated
 
 Arrays: TypeAlias = list[jax.Array]
 
@@ -24,10 +23,7 @@ Arrays: TypeAlias = list[jax.Array]
 def leaf_function(role: RoleProgram, size: int, stored: bool) -> Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]:
     """Returns F at the leaves: (params, pulled rows) -> (states, pushes), for all `size` leaves of a kind.
 
-    Args:
-        role: F at leaves of one kind.
-        size: the number of leaves, padded.
-        stored: as in `evaluate`.
+    `role`: F at leaves of one kind. `stored`: as in `evaluate`.
     """
 
     def leaf(params: Arrays, pulled: Arrays) -> tuple[Arrays, Arrays]:
@@ -52,7 +48,7 @@ def leaf_block(role: RoleProgram, size: int) -> int:
 
 
 def static_variables(part: Split) -> list[Var]:
-    """Returns the STATIC variables that the eager, recurrent and lazy parts read; first those of `part.recurrent.statics`."""
+    """Returns the STATIC variables that the eager, recurrent and lazy parts read, `part.recurrent.statics` first."""
     level, made = part.role.domain, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
     read = [x for e in (*part.eager.eqns, *part.lazy_eqns) for x in e.invars]
     read = [
@@ -93,10 +89,8 @@ def eager_function(
 ) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
     """Returns the eager part: (static values, pulled rows, rows of edges) -> the rows of `part.eager.outs`.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        num_children: of the vertices.
-        rows: the vertices; they may be `None`, or a part of those of the kind, if the eager part does not read edges.
+    `num_children`: of the vertices. `rows`: the vertices; they may be `None`, or a part of those of the kind, if the eager part
+    does not read edges.
     """
 
     def eager(statics: Arrays, pulled: Arrays, edges: Arrays) -> Arrays:
@@ -117,15 +111,10 @@ def eager_function(
 def lazy_arguments(part: Split, rows: Rows, states: Arrays, eager: Sequence[Values], extras: Arrays) -> tuple[Arrays, ...]:
     """Returns what the lazy part reads.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        rows: the vertices.
-        states: the dynamic tensors.
-        eager: the outputs of the eager part.
-        extras: the values of `part.recurrent.extra`.
-
     Returns:
         The vertices' own states, the states of numbered children, the states of all children by edge, `eager`, and `extras`.
+
+    `eager`: the outputs of the eager part. `extras`: the values of `part.recurrent.extra`.
     """
     kids = rows.inner(rows.kids)
     own = [get_rows(b, rows.row) for b in states]

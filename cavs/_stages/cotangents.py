@@ -10,14 +10,13 @@ from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.raw_keys import Shaped
 from cavs._jaxpr.equations import is_float
-from cavs._stages.pulled import get_rows
-from cavs._stages.tensors import Index
+from cavs._stages.tensors import Index, get_rows
 from cavs.kernels import Target
 
 Cotangent: TypeAlias = jax.Array | np.ndarray  # of an integer a NumPy array of JAX's float0
 # Per leaf of the inputs: (Vp, ...); a shape as long as no vertex has added to it, and `None` for integers.
 InputCotangents: TypeAlias = list[jax.Array | jax.ShapeDtypeStruct | None]
-Floats: TypeAlias = dict[int, jax.Array]  # cotangents by their place in a list, without those of integers
+Floats: TypeAlias = dict[int, jax.Array]  # cotangents of floats, by their place in a list
 
 
 def zero_cotangent(x: Shaped) -> Cotangent:
@@ -53,13 +52,8 @@ def mask_rows(x: jax.Array, real: jax.Array) -> jax.Array:
 def rows_of_push(ct: Cotangent, vertex: jax.Array, count: Index) -> Cotangent:
     """Transposes a push of some vertices.
 
-    Args:
-        ct: (Vp, ...) the cotangent of the pushes of all vertices.
-        vertex: (rows,) the vertices.
-        count: the number of rows that are not padding.
-
-    Returns:
-        (rows, ...), zero in padding.
+    Returns (rows, ...), zero in padding. `ct`: (Vp, ...) the cotangent of the pushes of all vertices. `count`: the number of
+    rows that are not padding.
     """
     if ct.dtype == jax.dtypes.float0:
         return np.zeros((vertex.shape[0], *ct.shape[1:]), jax.dtypes.float0)
@@ -122,11 +116,8 @@ def _array(x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
 def put_rows(ct_inputs: InputCotangents, ct_rows: list[Cotangent], vertex: jax.Array, count: Index) -> InputCotangents:
     """Transposes a pull: writes the cotangents of some vertices to their rows of the inputs.
 
-    Args:
-        ct_inputs: the cotangents of the inputs so far, (Vp, ...).
-        ct_rows: the cotangents of the vertices' rows, (rows, ...).
-        vertex: (rows,) the vertices.
-        count: the number of rows that are not padding.
+    `ct_inputs`: the cotangents of the inputs so far, (Vp, ...). `ct_rows`: the cotangents of the vertices' rows, (rows, ...).
+    `count`: the number of rows that are not padding.
     """
     out = list(ct_inputs)
     for i, (total, ct) in enumerate(zip(ct_inputs, ct_rows, strict=True)):

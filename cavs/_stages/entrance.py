@@ -15,42 +15,28 @@ from cavs._function.domains import EDGE, Domain
 from cavs._function.split import Split
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var, is_var
-from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows, RowSpan
+from cavs._stages.tensors import Pulled, Rows, RowSpan, Values, get_rows
 
 
 class Copied(NamedTuple):
-    """A dynamic tensor as a copy of 16 bits.
+    """A dynamic tensor as a copy of 16 bits."""
 
-    Attributes:
-        rows: the copy, (rows, ...).
-        factor: what the states were multiplied by.
-    """
-
-    rows: jax.Array
-    factor: float
+    rows: jax.Array  # the copy, (rows, ...)
+    factor: float  # what the states were multiplied by
 
 
 State: TypeAlias = jax.Array | Copied
 
 
 class Memory(NamedTuple):
-    """What the forward saved for the backward of one kind's vertices with children.
+    """What the forward saved for the backward of one kind's vertices with children."""
 
-    Attributes:
-        states: the dynamic tensors, one per leaf of the state.
-        statics: the static values.
-        crossing: the eager rows that the recurrent part reads, of vertices or of edges, with slack.
-        kept: the values that the backward levels read, with slack.
-        extras: the values that the lazy part reads, with slack.
-    """
-
-    states: list[jax.Array]
-    statics: list[jax.Array]
-    crossing: list[Values]
-    kept: list[jax.Array]
-    extras: list[jax.Array]
+    states: list[jax.Array]  # the dynamic tensors, one per leaf of the state
+    statics: list[jax.Array]  # the static values
+    crossing: list[Values]  # the eager rows that the recurrent part reads, of vertices or of edges, with slack
+    kept: list[jax.Array]  # the values that the backward levels read, with slack
+    extras: list[jax.Array]  # the values that the lazy part reads, with slack
 
 
 def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
@@ -81,13 +67,7 @@ def entrance(
 ) -> Env:
     """Returns the `wanted` inputs of the joint program at the vertices of a span.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        rows: the vertices of the kind.
-        span: some of them.
-        states: the dynamic tensors.
-        crossing: as in `Memory`.
-        wanted: variables of the joint program.
+    `span`: some of them. `crossing`: as in `Memory`. `wanted`: variables of the joint program.
     """
     kids = span.rows(rows.kids)
     own = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
@@ -107,7 +87,7 @@ def entrance(
 
 
 def _part_of(x: Values, span: RowSpan, domain: Domain) -> jax.Array:
-    """Returns the rows of a span, or those of its edges."""
+    """Returns the rows of a span, or the rows of its edges."""
     return get_rows(x.source, span.rows_in(domain, x.index)) if isinstance(x, Pulled) else span.rows_in(domain, x)
 
 

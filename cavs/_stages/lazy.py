@@ -30,35 +30,24 @@ from cavs._stages.blocks import block_of
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
-from cavs._stages.pulled import get_rows
-from cavs._stages.tensors import Index, Rows, RowSpan, repeated, window
+from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated, window
 from cavs.kernels import Target
 
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
 
 
 class Direct(NamedTuple):
-    """How an engine computes lazy gradients from operands where these lie.
+    """How an engine computes lazy gradients from operands where these lie."""
 
-    Attributes:
-        products: the sums of products.
-        cuts: where the cut cotangents lie.
-    """
-
-    products: Products
-    cuts: dict[Var, Operand]
+    products: Products  # the sums of products
+    cuts: dict[Var, Operand]  # where the cut cotangents lie
 
 
 class OwnRows(NamedTuple):
-    """The rows of a span that belong to its task. F may compute anything on the other rows (see `_stages.tensors`).
+    """The rows of a span that belong to its task. F may compute anything on the other rows (see `_stages.tensors`)."""
 
-    Attributes:
-        rows: (span.size,) bool. The last row is one of them.
-        edges: (span.edges,) bool. The last edge is one of them, if there is any.
-    """
-
-    rows: jax.Array
-    edges: jax.Array
+    rows: jax.Array  # (span.size,) bool. The last row is one of them.
+    edges: jax.Array  # (span.edges,) bool. The last edge is one of them, if there is any.
 
 
 def lazy_gradients(
@@ -76,10 +65,7 @@ def lazy_gradients(
     """Computes the cotangents of the recurrent part's static values, summed over the rows of a span.
 
     Args:
-        part: F at vertices with children, of one kind.
-        rows: the vertices of the kind.
         span: the rows to sum over.
-        memory: what the forward saved.
         cuts: the cut cotangents, (span.size, ...) or (span.edges, ...), zero in padding.
         own: the rows and edges of the span that count. `None` if all do, and F has no edges or the span is all rows.
         given: operands that are known, so they are not computed again.
@@ -87,8 +73,7 @@ def lazy_gradients(
         powers: for operands with bounds, the `power` of `weight_gradient`.
         copies: by the index of a state leaf, what to gather rows from instead.
 
-    Returns:
-        The cotangents, by the index of the static value.
+    Returns the cotangents, by the index of the static value.
     """
     values = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
     given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}
@@ -120,7 +105,7 @@ def lazy_gradients(
 
 
 def apart(cts: Env, gradients: Floats) -> Env:
-    """Returns `cts` so that XLA for GPUs does not join products of them with those of `gradients`.
+    """Returns `cts` so that XLA for GPUs does not join products of them with the products in `gradients`.
 
     XLA joins products that read one cut cotangent if it is small, as in plans for little memory. Then the results, which may be
     the gradients of large weights, are all there at once.

@@ -17,21 +17,14 @@ from cavs._stages.tensors import Index, Rows, RowSpan
 
 
 class Operand(NamedTuple):
-    """Rows of a matrix.
+    """Rows of a matrix."""
 
-    Attributes:
-        source: (m, ...).
-        index: (n, parts) ints; `None` for all rows of `source`.
-        start: row i is row start + i of `source`, or the rows index[start + i] of it, one after another.
-        beside: matrices of the same shape whose rows are beside those of `source`, if there is no index.
-        fold: into how many rows the rows of all of these are cut; `start` counts them.
-    """
-
-    source: jax.Array
-    index: jax.Array | None
-    start: Index
+    source: jax.Array  # (m, ...)
+    index: jax.Array | None  # (n, parts) ints; `None` for all rows of `source`
+    start: Index  # row i is row start + i of `source`, or the rows index[start + i] of it, one after another
+    # Matrices of the same shape, whose rows stand beside the rows of `source`, if there is no index.
     beside: tuple[jax.Array, ...] = ()
-    fold: int = 1
+    fold: int = 1  # into how many rows the rows of all of these are cut; `start` counts them
 
     @property
     def sources(self) -> tuple[jax.Array, ...]:
@@ -50,21 +43,13 @@ class Operand(NamedTuple):
 
 
 class LazyProduct(NamedTuple):
-    """left^T right over some rows: what one equation adds to the cotangent of a static value.
+    """left^T right over some rows: what one equation adds to the cotangent of a static value."""
 
-    Attributes:
-        static: the number of the static value.
-        left: `None` for a column of ones, so that the result has one axis.
-        right: the other matrix.
-        most: how many rows there can be.
-        rows: how many there are.
-    """
-
-    static: int
-    left: Operand | None
-    right: Operand
-    most: int
-    rows: Index
+    static: int  # the number of the static value
+    left: Operand | None  # `None` for a column of ones, so that the result has one axis
+    right: Operand  # the other matrix
+    most: int  # how many rows there can be
+    rows: Index  # how many there are
 
 
 Products: TypeAlias = Callable[[Sequence[LazyProduct]], Floats]  # computes the sums of products, by their static value

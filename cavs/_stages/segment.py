@@ -25,27 +25,16 @@ T = TypeVar("T")
 
 
 class _Part(NamedTuple):
-    """A part of F with its derivative, traced. It has no arrays, except constants.
+    """A part of F with its derivative, traced. It has no arrays, except constants."""
 
-    Attributes:
-        derivative: both as one program.
-        places: the arguments that are differentiated.
-        shapes: of all arguments.
-        tree: of all arguments.
-        out_tree: of the results.
-        cut: what the forward stores for the backward.
-        alive: which arguments and constants the backward reads besides.
-        again: whether what was gathered is gathered again, rather than alive from the forward to the backward.
-    """
-
-    derivative: Derivative
-    places: list[int]
-    shapes: list[jax.ShapeDtypeStruct]
-    tree: PyTreeDef
-    out_tree: PyTreeDef
-    cut: list[Var]
-    alive: list[Var]
-    again: bool
+    derivative: Derivative  # both as one program
+    places: list[int]  # the arguments that are differentiated
+    shapes: list[jax.ShapeDtypeStruct]  # of all arguments
+    tree: PyTreeDef  # of all arguments
+    out_tree: PyTreeDef  # of the results
+    cut: list[Var]  # what the forward stores for the backward
+    alive: list[Var]  # which arguments and constants the backward reads besides
+    again: bool  # whether what was gathered is gathered again, rather than alive from the forward to the backward
 
     def float_results(self, cts: PyTree) -> list[jax.Array]:
         """Returns the cotangents of the results that are floats."""
@@ -65,7 +54,6 @@ def with_vjp(
     alive anyway.
 
     Args:
-        fn: a pure function.
         save: whether to return the transpose.
         args: its first arguments.
         gather: returns the other arguments, such as rows of an array over which it closes.
@@ -105,8 +93,7 @@ def with_vjp_in_blocks(
         size: the rows of a block. Rows after the last repeat the first one, and nothing reads them.
         fixed: as in `with_vjp`.
 
-    Returns:
-        As `with_vjp`. The cotangents of `args` are sums over the blocks.
+    Returns as `with_vjp`. The cotangents of `args` are sums over the blocks.
     """
     if not save:
         return in_blocks(lambda own: fn(*args, *gather(own)), index, size), []
@@ -193,7 +180,7 @@ def _pull_back_in_blocks(
 
 
 def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: list[jax.Array]) -> dict[int, jax.Array]:
-    """Returns the cotangents of the arguments that are differentiated, by their place, from those of float results."""
+    """Maps cotangents of float results to cotangents of the differentiated arguments, by their place."""
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
     of, cut = part.derivative, barrier(cut)

@@ -20,7 +20,7 @@ slack at both ends.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -79,52 +79,27 @@ class Zeros:
 
 
 class Rows(NamedTuple):
-    """The vertices with children of one kind, or its leaves: index arrays over its rows, padded at both ends for windows.
+    """The vertices with children of one kind, or its leaves: index arrays over its rows, padded at both ends for windows."""
 
-    Attributes:
-        kind: the number of the kind; the leaves of the kinds count as kinds after all others.
-        size: the number of rows, padded.
-        edges: the number of edges, padded.
-        pad: the slack at both ends of a tensor of rows.
-        edge_pad: the slack at both ends of a tensor of edges.
-        count: the number of vertices.
-        vertex: (size,) rows in the inputs.
-        row: (size,) rows in the dynamic tensors of the states.
-        num_children: (pad + size + pad,).
-        kids: (pad + size + pad, arity) the row of child k in the dynamic tensors; 0, a row of zeros, if there is none.
-        edge_child: (edge_pad + edges + edge_pad,) the row of an edge's child in the dynamic tensors.
-        edge_owner: (edge_pad + edges + edge_pad,) the row (of `size`) that owns the edge; `size` or more for padding.
-        edge_row: (edges,) rows in the edges of `run`; empty if F does not read them.
-    """
-
-    kind: int
-    size: int
-    edges: int
-    pad: int
-    edge_pad: int
-    count: jax.Array
-    vertex: jax.Array
-    row: jax.Array
-    num_children: jax.Array
-    kids: jax.Array
-    edge_child: jax.Array
-    edge_owner: jax.Array
-    edge_row: jax.Array
+    kind: int  # the number of the kind; the leaves of the kinds count as kinds after all others
+    size: int  # the number of rows, padded
+    edges: int  # the number of edges, padded
+    pad: int  # the slack at both ends of a tensor of rows
+    edge_pad: int  # the slack at both ends of a tensor of edges
+    count: jax.Array  # the number of vertices
+    vertex: jax.Array  # (size,) rows in the inputs
+    row: jax.Array  # (size,) rows in the dynamic tensors of the states
+    num_children: jax.Array  # (pad + size + pad,)
+    kids: jax.Array  # (pad + size + pad, arity) the row of child k in the dynamic tensors; 0, a row of zeros, if there is none
+    edge_child: jax.Array  # (edge_pad + edges + edge_pad,) the row of an edge's child in the dynamic tensors
+    edge_owner: jax.Array  # (edge_pad + edges + edge_pad,) the row (of `size`) that owns the edge; `size` or more for padding
+    edge_row: jax.Array  # (edges,) rows in the edges of `run`; empty if F does not read them
 
     @property
     def as_leaves(self) -> "Rows":
         """These vertices without their children, and without slack."""
-        none = self.edge_row[:0]
-        return self._replace(
-            edges=0,
-            pad=0,
-            edge_pad=0,
-            num_children=self.inner(self.num_children),
-            kids=self.inner(self.kids),
-            edge_child=none,
-            edge_owner=none,
-            edge_row=none,
-        )
+        none, own = self.edge_row[:0], {"num_children": self.inner(self.num_children), "kids": self.inner(self.kids)}
+        return self._replace(edges=0, pad=0, edge_pad=0, edge_child=none, edge_owner=none, edge_row=none, **own)
 
     @property
     def real(self) -> jax.Array:
@@ -270,24 +245,10 @@ def rows_of_leaves(sched: Schedule, arity: int) -> list[Rows]:
     """Builds index arrays for leaves: the leaves of each kind are an additional kind without children."""
     kinds, none, out = len(sched.shape.kinds), jnp.zeros(0, jnp.int32), []
     for k, vertex in enumerate(leaf_vertices(sched)):
-        size = vertex.shape[0]
-        out.append(
-            Rows(
-                kind=kinds + k,
-                size=size,
-                edges=0,
-                pad=0,
-                edge_pad=0,
-                count=sched.leaf_count[k],
-                vertex=vertex,
-                row=jnp.asarray(sched.row).at[vertex].get(mode="clip"),
-                num_children=jnp.zeros(size, jnp.int32),
-                kids=jnp.zeros((size, arity), jnp.int32),
-                edge_child=none,
-                edge_owner=none,
-                edge_row=none,
-            )
-        )
+        size, row = vertex.shape[0], jnp.asarray(sched.row).at[vertex].get(mode="clip")
+        kids = {"num_children": jnp.zeros(size, jnp.int32), "kids": jnp.zeros((size, arity), jnp.int32)}
+        edges = {"edge_child": none, "edge_owner": none, "edge_row": none}
+        out.append(Rows(kinds + k, size, 0, 0, 0, sched.leaf_count[k], vertex, row, **kids, **edges))
     return out
 
 
@@ -309,3 +270,32 @@ def write(x: jax.Array, value: jax.Array, start: Index) -> jax.Array:
     """Returns `x` with rows from `start` replaced by `value`."""
     value = value if value.dtype == x.dtype else value.astype(x.dtype)
     return lax.dynamic_update_slice_in_dim(x, value, start, 0, allow_negative_indices=False)
+
+
+def get_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns the rows of `x` with the numbers `index` (gather, pull)."""
+    return x.at[index].get(mode="promise_in_bounds")
+
+
+class Pulled(NamedTuple):
+    """Rows of the inputs, or of the edges, that are read where they lie."""
+
+    source: jax.Array  # the leaf of the inputs or of the edges
+    index: jax.Array  # (rows,) the numbers of the rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a copy."""
+        return self.index.shape + self.source.shape[1:]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the rows."""
+        return self.source.dtype
+
+    def copied(self) -> jax.Array:
+        """Returns a copy."""
+        return get_rows(self.source, self.index)
+
+
+Values: TypeAlias = Any  # an array with one row for each vertex or edge, or `Pulled`

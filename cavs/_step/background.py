@@ -24,10 +24,8 @@ class Background:
     def start(self, work: dict[Hashable, Callable[[], Callable[[], Any]]], watch: Watch, count: int) -> None:
         """Starts the threads, which end after the last of `work`.
 
-        Args:
-            work: for each program, by its name, a function that lowers it and returns the one that compiles it.
-            watch: see `Watch`.
-            count: the number of programs, including those that are compiled already.
+        `work`: for each program, by its name, a function that lowers it and returns the one that compiles it. `watch`: see
+        `Watch`. `count`: the number of programs, including those that are compiled already.
         """
         locks = {key: threading.Lock() for key in work}
         for lock in locks.values():

@@ -79,9 +79,7 @@ class Concurrent(Generic[P, R]):
     On a GPU, loops become part of CUDA graphs if no launch of engine `persistent` is inside. For each structure and shapes of
     arguments, the first call traces the function to find out.
 
-    Args:
-        fun: the function, with its launches `in_turn`.
-        options: the keyword arguments of `jax.jit`.
+    `fun`: the function, with its launches `in_turn`.
     """
 
     def __init__(self, fun: Callable[P, R], **options: Any):
@@ -136,14 +134,7 @@ def _run(
 ) -> tuple[list[jax.Array], jax.Array | None]:
     """Evaluates a jaxpr after a launch.
 
-    Args:
-        jaxpr: the jaxpr.
-        consts: the values of its constants.
-        args: the values of its arguments.
-        before: the flag of the launch; `None` if there was none.
-
-    Returns:
-        The results, and the flag of the last launch.
+    Returns the results, and the flag of the last launch. `before`: the flag of the launch; `None` if there was none.
     """
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
@@ -177,9 +168,7 @@ def _inside(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tu
         return divided(operands, None if before is None and not _has_launches(params["jaxpr"].eqns) else flag)
     if name in ("checkpoint", "remat2"):
         again = jax.checkpoint(
-            lambda flag, *args: _run(*body_of(eqn), args, flag),
-            prevent_cse=params["prevent_cse"],
-            policy=params["policy"],
+            lambda flag, *args: _run(*body_of(eqn), args, flag), prevent_cse=params["prevent_cse"], policy=params["policy"]
         )
         return again(flag, *operands)
     if name == "cond":
@@ -228,12 +217,8 @@ def again_unchecked(eqn: Eqn, run: Body) -> Callable[..., tuple[list[jax.Array],
 
     JAX has checked the body when it was traced. It cannot check it again: equations do not say that a part was `unchecked`.
 
-    Args:
-        eqn: the equation.
-        run: `run(body, operands, flag)` returns the results of the body and a flag, an int32 scalar or `None`.
-
-    Returns:
-        A function of operands and a flag, which returns the results and a flag, in the same way.
+    Returns a function of operands and a flag, which returns the results and a flag, in the same way. `run`: `run(body,
+    operands, flag)` returns the results of the body and a flag, an int32 scalar or `None`.
     """
     params = eqn.params
     specs, outs = tuple(params["in_specs"]), tuple(params["out_specs"])
@@ -247,12 +232,7 @@ def again_unchecked(eqn: Eqn, run: Body) -> Callable[..., tuple[list[jax.Array],
             return tuple(found), flag if after is None else after
 
         divide = jax.shard_map(
-            local,
-            mesh=params["mesh"],
-            in_specs=(specs, *flags),
-            out_specs=(outs, *flags),
-            axis_names=manual,
-            check_vma=False,
+            local, mesh=params["mesh"], in_specs=(specs, *flags), out_specs=(outs, *flags), axis_names=manual, check_vma=False
         )
         found, after = divide(tuple(operands), flag)
         return list(found), after

@@ -19,8 +19,7 @@ MSG_LEAF = (
 class DonatedState:
     """The arrays that a step returned. Only these may be overwritten: others are copied first, so the caller's stay valid.
 
-    Args:
-        donate: whether the step overwrites its state.
+    `donate`: whether the step overwrites its state.
     """
 
     def __init__(self, donate: bool):

@@ -89,10 +89,7 @@ def gathered(ids: jax.Array, gradients: jax.Array, axes: Axes) -> tuple[jax.Arra
 def added(table: jax.Array, ids: jax.Array, gradients: jax.Array) -> jax.Array:
     """Adds rows to a table, one device after another; ids out of range add nothing.
 
-    Args:
-        table: (N, ...).
-        ids: (D, U) rows of the table, those of one device distinct.
-        gradients: (D, U, ...) what is added to them.
+    `table`: (N, ...). `ids`: (D, U) rows of the table, distinct on each device. `gradients`: (D, U, ...) what is added.
     """
 
     def add(table: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:

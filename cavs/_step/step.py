@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._graphs.signatures import check_takes
 from cavs._jaxpr.mesh_types import varying
 from cavs._memory.divided import Loss
 from cavs._memory.divided_graphs import Collate
@@ -56,7 +56,7 @@ class Step(Generic[State, Metrics]):
 
     def __init__(self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None):
         functools.update_wrapper(self, fun)
-        self._fun, self._unroll, self._donate = keeping(of_two(fun)), unroll, donate
+        self._fun, self._unroll, self._donate = checked(fun), unroll, donate
         self._options = dict(compiler_options or {})
         self._jitted: dict[Mesh | None, Concurrent] = {}
         self._donated = DonatedState(donate)
@@ -189,8 +189,8 @@ class Step(Generic[State, Metrics]):
                 self.background.wait_for_all()
 
 
-def of_two(fun: Any) -> Any:
-    """Returns `fun`, with a check that it returns a state and metrics."""
+def checked(fun: Any) -> Any:
+    """Returns `fun`, with a check that it returns metrics, and a state of the structure, shapes and dtypes of the old one."""
     name = getattr(fun, "__name__", "fun")
 
     @functools.wraps(fun)
@@ -199,18 +199,7 @@ def of_two(fun: Any) -> Any:
         if not isinstance(out, tuple | list) or len(out) != 2:
             got = counted(len(out), "result") if isinstance(out, tuple | list) else f"a {type(out).__name__}"
             raise TypeError(f"step: {name}: returned {got}; expected the new state and the metrics. Write return state, loss.")
-        return out[0], out[1]
-
-    return one
-
-
-def keeping(fun: Any) -> Any:
-    """Returns `fun`, with a check that its new state has the structure, shapes and dtypes of the old one."""
-    name = getattr(fun, "__name__", "fun")
-
-    @functools.wraps(fun)
-    def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        new, metrics = fun(state, batch)
+        new, metrics = out
         before, after = jax.tree.structure(state), jax.tree.structure(new)
         if before != after:
             raise TypeError(f"step: {name}: returned a state of structure {after}; expected that of the old state, {before}.")
@@ -298,43 +287,31 @@ def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=x.sharding if x.committed else None)
 
 
-@overload
-def step(
-    fun: Callable[[State, Any], tuple[State, Metrics]],
-    /,
-    *,
-    unroll: int | None = None,
-    donate: bool = True,
-    compiler_options: Mapping[str, Any] | None = None,
-) -> Step[State, Metrics]: ...
+class StepOptions(TypedDict, total=False):
+    """The arguments of `step` on which its type does not depend."""
+
+    unroll: int | None
+    donate: bool
+    compiler_options: Mapping[str, Any] | None
+
+
+class BudgetOptions(StepOptions, total=False):
+    """The arguments of `step` with `memory` on which its type does not depend."""
+
+    collate: Collate
+    axis: Any
 
 
 @overload
+def step(fun: Callable[[State, Any], tuple[State, Metrics]], /, **how: Unpack[StepOptions]) -> Step[State, Metrics]: ...
+@overload
 def step(
-    fun: None = None,
-    /,
-    *,
-    unroll: int | None = None,
-    donate: bool = True,
-    compiler_options: Mapping[str, Any] | None = None,
+    fun: None = None, /, **how: Unpack[StepOptions]
 ) -> Callable[[Callable[[State, Any], tuple[State, Metrics]]], Step[State, Metrics]]: ...
-
-
 @overload
 def step(
-    fun: None = None,
-    /,
-    *,
-    unroll: int | None = None,
-    donate: bool = True,
-    compiler_options: Mapping[str, Any] | None = None,
-    memory: int | float | str,
-    loss: Loss,
-    collate: Collate = ...,
-    axis: Any = 0,
+    fun: None = None, /, *, memory: int | float | str, loss: Loss, **how: Unpack[BudgetOptions]
 ) -> Callable[[Callable[[State, Any, Loss], tuple[State, Metrics]]], StepInBudget[State, Metrics]]: ...
-
-
 def step(
     fun: Callable[..., tuple[PyTree, PyTree]] | None = None,
     /,

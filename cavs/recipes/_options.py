@@ -30,12 +30,7 @@ class Mistake(ValueError):
 
 
 def option(
-    default: Any,
-    help: str,
-    *,
-    least: float | None = None,
-    most: float = LARGEST,
-    choices: tuple[str | None, ...] = (),
+    default: Any, help: str, *, least: float | None = None, most: float = LARGEST, choices: tuple[str | None, ...] = ()
 ) -> Any:
     """Declares a field of `RunOptions`.
 

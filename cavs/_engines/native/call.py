@@ -35,10 +35,7 @@ def _words32(x: jax.Array) -> jax.Array:
 class NativeCall:
     """One call of the library: its tensors by name, and its program.
 
-    Args:
-        batch: The batch.
-        backward: The direction.
-        eager: The number of a kind whose eager part runs instead of levels: its vertices are rows as if they were leaves.
+    `eager`: the number of a kind whose eager part runs instead of levels: its vertices are rows as if they were leaves.
     """
 
     def __init__(self, batch: Batch, backward: bool, eager: int | None = None):

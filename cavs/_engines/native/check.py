@@ -21,10 +21,8 @@ _GIVEN = 0  # the number of all that the call is given
 def check_accesses(segments: Sequence[Segment], bases: Mapping[Base, int | None], slots: Sequence[Slot]) -> None:
     """Raises `AssertionError` if an operation finds another value than that which it is to read, or if a result is overwritten.
 
-    Args:
-        segments: The operations.
-        bases: All memory that they access, each with its slot of the arena; `None` if it lies elsewhere.
-        slots: The slots of the arena.
+    `bases`: all memory that they access, each with its slot of the arena; `None` if it lies elsewhere. `slots`: the slots of
+    the arena.
     """
     memory = _Memory(segments, bases, slots)
     for segment in segments:

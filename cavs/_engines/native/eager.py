@@ -1,6 +1,6 @@
 """Engine `native`: the library computes the eager part of F for all vertices of a kind, as if they were leaves.
 
-So no padding is computed, and gradients of parameters are lazy, as those of levels are. XLA computes an eager part that reads
+So no padding is computed, and gradients of parameters are lazy, as in the levels. XLA computes an eager part that reads
 edges, or for which the library lacks something.
 """
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from cavs._engines.engine import Batch, Job, batch_of
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.kinds import lowered
+from cavs._engines.native.kinds import check_lowered
 from cavs._engines.scan.engine import all_rows
 from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, with_reuse, with_whole
 from cavs._function.split import Split, split_leaf
@@ -32,9 +32,8 @@ from cavs._stages.cotangents import Cotangent, mask_rows, zero_cotangent
 from cavs._stages.entrance import Memory
 from cavs._stages.lazy import Direct, lazy_gradients
 from cavs._stages.operands import Operand, in_parts
-from cavs._stages.pulled import Values
 from cavs._stages.saved import Transpose
-from cavs._stages.tensors import RowSpan
+from cavs._stages.tensors import RowSpan, Values
 from cavs.kernels import Unfit
 
 Arrays = list[jax.Array]
@@ -44,9 +43,7 @@ Arrays = list[jax.Array]
 def eager_split(part: Split, number: int) -> Split | None:
     """Returns the eager part of `part` as the recurrent part of a split; `None` if XLA computes it.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        number: The number by which the library knows these vertices.
+    `number`: the number by which the library knows these vertices.
     """
     made = {v for e in part.eager.eqns for v in e.outvars}
     if part.eager.reads_edges or not made:
@@ -55,8 +52,7 @@ def eager_split(part: Split, number: int) -> Split | None:
     if not set(own.recurrent.statics) <= set(static_variables(part)) or not set(own.recurrent.cross) <= set(part.role.inputs):
         return None
     try:
-        for forward in (True, False) if own.joint.differentiable else (True,):
-            lowered(own, number, forward, save=True)
+        check_lowered(own, number)
     except Unfit:
         return None
     return own
@@ -85,7 +81,7 @@ class _Stage(NamedTuple):
         return batch_of(self.job, Schedule(data, self.job.shape), leaves=False)
 
     def statics(self, values: Arrays) -> Arrays:
-        """Selects the static values that the eager part reads, among those of `static_variables(part)`."""
+        """Selects the static values that the eager part reads, given the values of `static_variables(part)`."""
         env = dict(zip(static_variables(self.part), values, strict=True))
         return [env[v] for v in self.own.recurrent.statics]
 
@@ -143,7 +139,7 @@ class _SavedStage(NamedTuple):
 def _back(
     stage: _Stage, saved: _SavedStage, cts: list[Cotangent], where: Mapping[Var, Operand] | None = None
 ) -> tuple[list[Cotangent], list[Cotangent], list[Cotangent]]:
-    """Returns the cotangents of statics, pulled rows and rows of edges, from those of `part.eager.outs`.
+    """Maps cotangents of `part.eager.outs` to cotangents of statics, pulled rows and rows of edges.
 
     `where`: tensors with slack that have some of these cotangents as rows, so that the library needs no copy.
     """

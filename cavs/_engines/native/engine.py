@@ -3,7 +3,7 @@
 XLA on a CPU runs a task as some dozen kernels, each with a pass over its operands and a microsecond of overhead. The library
 runs F's equations for a few rows at a time, which stay in the L1 cache, and its products read gathered rows where they are,
 from weights that are packed once a call. Leaves are one more level, before all others, and the eager part is a level in a
-call of its own. The lazy part is that of engine `scan`.
+call of its own. The lazy part is the same as on engine `scan`.
 
 The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run on engine `scan`.
 """
@@ -20,17 +20,10 @@ from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Forw
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.eager import eager_part, eager_split, in_library
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.kinds import NO_KIND, lowered
+from cavs._engines.native.kinds import NO_KIND, check_lowered
 from cavs._engines.native.operations import letter_of
 from cavs._engines.scan import engine as scan, reverse as scan_reverse
-from cavs._engines.scan.task import (
-    StateCotangents,
-    Totals,
-    all_rows_back,
-    is_leaf,
-    kind_of,
-    with_reuse,
-)
+from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, kind_of, with_reuse
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
@@ -41,8 +34,8 @@ from cavs._schedule.padding import Filled, in_total, padding_of
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
-from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
+from cavs._stages.tensors import Values
 from cavs.kernels import Target, Unfit, native_unavailable
 
 Arrays = list[jax.Array]
@@ -110,10 +103,10 @@ class Native(Engine):
             lines.append(f"vertices with children, in the lazy part: {total.batches}")
         return ["Rows of this schedule on engine native, computed for vertices:", *(f"  {line}" for line in lines)]
 
-    def runs_leaves(self, job: Job) -> bool:
-        """Returns whether the library can compute F at the leaves."""
+    def batch(self, job: Job, sched: Schedule) -> Batch:
+        """Returns the batch of a schedule, with the leaves as a level if the library can compute F there."""
         kinds = {name: k for k, name in enumerate(job.kinds) if job.shape.leaves[k]}
-        return not leaves_unfit(job.plan, kinds, len(job.kinds))
+        return batch_of(job, sched, leaves=not leaves_unfit(job.plan, kinds, len(job.kinds)))
 
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
@@ -144,18 +137,16 @@ class Native(Engine):
         return ForwardLevels(states, kept, extras, None)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
-        """Runs the backward's levels, and that of the leaves, in one call."""
+        """Runs the backward's levels, leaves included, in one call."""
         rounds = functools.partial(_rounds_back, batch, saved)
-        alone = batch.plan.push_states is not None  # the eager part gets no other cotangents than those of the levels
+        alone = batch.plan.push_states is not None  # only the levels give cotangents to the eager part
         return scan_reverse.backward_levels(batch, saved, cotangents, rounds, gradients, in_library(batch) if alone else [])
 
 
 def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = None) -> str | None:
     """Returns why engine `native` cannot run F at vertices of some kinds, or `None` if it can.
 
-    Args:
-        plan: F.
-        kinds: The kinds of vertices with children, and their numbers; `None` for all.
+    `kinds`: the kinds of vertices with children, and their numbers; `None` for all.
     """
     if reason := native_unavailable():
         return reason
@@ -166,9 +157,7 @@ def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = Non
         for state in plan.state_avals:  # the library holds them, even if no vertex has children
             letter_of(state.dtype)
         for name, k in (dict.fromkeys(plan.inner, 0) if kinds is None else kinds).items():
-            part = plan.inner[name]
-            for forward in (True, False) if part.joint.differentiable else (True,):
-                lowered(part, k, forward, save=True)
+            check_lowered(plan.inner[name], k)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
@@ -177,10 +166,7 @@ def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = Non
 def leaves_unfit(plan: FunctionPlan, kinds: dict[str | None, int], count: int) -> str | None:
     """Returns why XLA runs the leaves of some kinds, or `None` if the library does.
 
-    Args:
-        plan: F.
-        kinds: The kinds that have leaves, and their numbers.
-        count: How many kinds there are in all.
+    `kinds`: the kinds that have leaves, and their numbers. `count`: how many kinds there are in all.
     """
     try:
         for name, k in kinds.items():
@@ -189,8 +175,7 @@ def leaves_unfit(plan: FunctionPlan, kinds: dict[str | None, int], count: int) -
                 raise Unfit("it calls gather_all")
             if any(is_var(x) and x in part.recurrent.statics for x in part.role.states):
                 raise Unfit("it scatters what follows from parameters alone")
-            for forward in (True, False) if part.joint.differentiable else (True,):
-                lowered(part, count + k, forward, save=True)
+            check_lowered(part, count + k)
     except Unfit as e:
         return str(e)
     return None
@@ -202,7 +187,7 @@ def _leaves_outside(plan: FunctionPlan) -> str | None:
 
 
 def _batches(batch: Batch) -> Callable[[jax.Array], Batch]:
-    """Returns the batch as a function of its schedule's integers, which does not keep those of `batch`, tracers, alive."""
+    """Returns a function of a schedule's integers that rebuilds the batch, without keeping the tracers of `batch` alive."""
     job, shape, leaves = batch.job, batch.sched.shape, batch.has_leaves
     return lambda data: batch_of(job, Schedule(data, shape), leaves)
 

@@ -12,7 +12,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.ruled import replaceable
 from cavs._stages.cotangents import Floats
 from cavs._stages.operands import LazyProduct, Operand
-from cavs._stages.pulled import get_rows
+from cavs._stages.tensors import get_rows
 from cavs.kernels import NATIVE_GRADIENTS, native_call
 
 

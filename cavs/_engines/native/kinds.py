@@ -29,41 +29,24 @@ NOTHING: Mapping[Var, int] = {}
 
 
 class Lowered(NamedTuple):
-    """A kind's program, and the static values that it reads.
-
-    Attributes:
-        program: The program.
-        static_eqns: Equations that are evaluated once, before the levels.
-        statics: The static variables that the program reads.
-        constants: Constants of F that it reads.
-    """
+    """A kind's program, and the static values that it reads."""
 
     program: KindProgram
-    static_eqns: list[Eqn]
-    statics: list[Var]
-    constants: list[np.ndarray]
+    static_eqns: list[Eqn]  # equations that are evaluated once, before the levels
+    statics: list[Var]  # the static variables that the program reads
+    constants: list[np.ndarray]  # constants of F that it reads
 
 
 def lowered(
-    part: Split,
-    kind: int,
-    forward: bool,
-    save: bool,
-    reused: Mapping[Var, int] = NOTHING,
-    own: Mapping[Var, int] = NOTHING,
+    part: Split, kind: int, forward: bool, save: bool, reused: Mapping[Var, int] = NOTHING, own: Mapping[Var, int] = NOTHING
 ) -> Lowered:
-    """Returns the program of a kind.
+    """Returns the program of a kind. Raises `Unfit` if the library lacks something that F needs.
 
     Args:
-        part: F at vertices with children.
         kind: The number of the kind, for names.
-        forward: The direction.
         save: Whether the forward keeps what the backward reads.
         reused: Cut cotangents that overwrite kept values, with the number of these.
         own: Cut cotangents that overwrite the cotangents of a vertex's own state, with the number of the state leaf.
-
-    Raises:
-        Unfit: If the library lacks something that F needs.
     """
     return _lowered(part, kind, forward, save, tuple(reused.items()), tuple(own.items()))
 
@@ -71,6 +54,12 @@ def lowered(
 @memoized
 def _lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers, own: _Numbers) -> Lowered:
     return (_Forward if forward else _Backward)(part, kind, save, dict(reused), dict(own)).lowered()
+
+
+def check_lowered(part: Split, kind: int) -> None:
+    """Raises `Unfit` if the library cannot compute a kind, forward or backward."""
+    for forward in (True, False) if part.joint.differentiable else (True,):
+        lowered(part, kind, forward, save=True)
 
 
 def static_arrays(own: Lowered, part: Split, kind: int, statics: list[jax.Array]) -> dict[Name, jax.Array]:
@@ -177,7 +166,7 @@ class _Backward(_Direction):
 
     @property
     def known(self) -> set[Var]:
-        """The cut cotangents that the call is given, so that it does not store them: those of the eager part's results."""
+        """The cut cotangents of the eager part's results, which the call is given, so that it does not store them."""
         return set() if self.part.role.states else set(self.part.reverse.extra_cts.values())
 
     def results(self) -> list[Atom]:

@@ -6,17 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs._engines.native.operations import (
-    CODE,
-    MOVES,
-    REDUCTIONS,
-    broadcasts,
-    elementwise,
-    letter,
-    moved,
-    pieces,
-    reduction,
-)
+from cavs._engines.native.operations import CODE, MOVES, REDUCTIONS, broadcasts, elementwise, letter, moved, pieces, reduction
 from cavs._engines.native.values import NOT_GATHERED, Base, Gathered, Op, Opcode, Parts, Place, Shift, Value, View
 from cavs._function.children import REDUCTIONS as OF_CHILDREN, enter_p, spread_p
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
@@ -137,8 +127,7 @@ class Lowering:
     def equation(self, eqn: Eqn) -> None:
         """Adds the operations of an equation, of which at least one operand is not static.
 
-        Raises:
-            Unfit: If the library cannot compute it.
+        Raises `Unfit` if the library cannot compute it.
         """
         name, domain = eqn.primitive.name, self.domain[eqn.outvars[0]]
         operation = elementwise(eqn)

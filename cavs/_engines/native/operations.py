@@ -20,11 +20,7 @@ REDUCTIONS = {
 
 
 def letter(x: Atom) -> str:
-    """Returns "f", "i" or "b": float32, int32 or bool.
-
-    Raises:
-        Unfit: If the dtype is another one.
-    """
+    """Returns "f", "i" or "b": float32, int32 or bool. Raises `Unfit` if the dtype is another one."""
     return letter_of(x.aval.dtype)
 
 
@@ -39,8 +35,7 @@ def letter_of(dtype: np.dtype) -> str:
 def elementwise(eqn: Eqn) -> str | None:
     """Returns the operation of an elementwise equation, "view" if it changes nothing, `None` if it is not elementwise.
 
-    Raises:
-        Unfit: If the library lacks this operation for the equation's dtypes.
+    Raises `Unfit` if the library lacks this operation for the equation's dtypes.
     """
     name = _SAME.get(eqn.primitive.name, eqn.primitive.name)
     if name == "convert_element_type":
@@ -56,8 +51,7 @@ def elementwise(eqn: Eqn) -> str | None:
 def reduction(eqn: Eqn) -> int:
     """Returns the code of the operation that a reduction repeats.
 
-    Raises:
-        Unfit: If the library lacks it for the equation's dtype.
+    Raises `Unfit` if the library lacks it for the equation's dtype.
     """
     return CODE[_operation(REDUCTIONS[eqn.primitive.name], eqn.invars)]
 
@@ -130,7 +124,7 @@ MOVES: dict[str, Callable[..., Any]] = {
 
 
 def moved(eqn: Eqn) -> list[np.ndarray]:
-    """Returns for each result the numbers of its elements among those of all operands."""
+    """Returns for each result the numbers of its elements, counted through all operands."""
     sizes = [int(np.prod(x.aval.shape, dtype=np.int64)) for x in eqn.invars]
     ends = np.cumsum([0, *sizes])
     numbers = [np.arange(a, b).reshape(x.aval.shape) for a, b, x in zip(ends[:-1], ends[1:], eqn.invars, strict=True)]
@@ -143,13 +137,7 @@ def moved(eqn: Eqn) -> list[np.ndarray]:
 def pieces(views: Sequence[View], sizes: Sequence[int], at: np.ndarray) -> list[tuple[View, int, int]]:
     """Returns the pieces of which a value consists: a view, where it begins in the value, and its number of elements.
 
-    Args:
-        views: The operands.
-        sizes: Their numbers of elements.
-        at: The numbers of the value's elements among those of all operands.
-
-    Raises:
-        Unfit: If there are too many.
+    `at`: the numbers of the value's elements, counted through all operands. Raises `Unfit` if there are too many.
     """
     if not len(at):
         raise Unfit("a value without elements")

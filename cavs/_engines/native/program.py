@@ -31,26 +31,18 @@ class Written(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class KindProgram:
-    """The program of a kind.
+    """The program of a kind."""
 
-    Attributes:
-        segments: The operations, in the order in which the library runs them.
-        bases: All memory that they access, each with its slot of the arena; `None` if it lies elsewhere.
-        slots: The slots of the arena.
-        written: The tensors of which the library fills other rows.
-    """
-
-    segments: list[Segment]
-    bases: dict[Base, int | None]
-    slots: list[Slot]
-    written: list[Written]
+    segments: list[Segment]  # the operations, in the order in which the library runs them
+    bases: dict[Base, int | None]  # all memory that they access, each with its slot of the arena; `None` if it lies elsewhere
+    slots: list[Slot]  # the slots of the arena
+    written: list[Written]  # the tensors of which the library fills other rows
 
 
 def kind_program(ops: Sequence[Op], written: list[Written]) -> KindProgram:
     """Orders the operations of a kind, and lays out their memory.
 
-    Raises:
-        AssertionError: If an operation would read memory that another one has overwritten; a mistake of this engine.
+    Raises `AssertionError` if an operation would read memory that another one has overwritten; a mistake of this engine.
     """
     segments = _segments(_with_copies(_with_bias(ops)))
     bases, slots = _placed(segments)
@@ -61,10 +53,8 @@ def kind_program(ops: Sequence[Op], written: list[Written]) -> KindProgram:
 def encoded(kind: KindProgram, sizes: Sequence[int], number: Callable[[Any], int]) -> list[int]:
     """Returns the words of a kind's program.
 
-    Args:
-        kind: The program.
-        sizes: Rows and edges of the kind, its first among all, and the slack of rows and of edges.
-        number: The number of a tensor among the arguments and results of the call.
+    `sizes`: rows and edges of the kind, its first among all, and the slack of rows and of edges. `number`: the number of a
+    tensor among the arguments and results of the call.
     """
     segments, bases, slots = kind.segments, kind.bases, kind.slots
     weights = list(dict.fromkeys(op.weight for segment in segments for op in segment.products))

@@ -19,7 +19,7 @@ class Place(enum.IntEnum):
 
 
 class Shift(enum.IntEnum):
-    """Which row of a tensor is that of row 0; `Shift` in kernels/_cpu/program.h."""
+    """Where row 0 lies in a tensor; `Shift` in kernels/_cpu/program.h."""
 
     STATE = 0
     PADDED = 1

@@ -22,12 +22,7 @@ _UNCHANGED = {
 
 
 def bounds(eqns: Sequence[Eqn], known: Mapping[Var, float]) -> dict[Var, float]:
-    """Returns the bound of each variable that has one.
-
-    Args:
-        eqns: Equations, in order.
-        known: The bounds of the inputs; other inputs have none.
-    """
+    """Returns the bound of each variable that has one. `known`: the bounds of the inputs; other inputs have none."""
     found = {v: b for v, b in known.items() if b < math.inf}
     for e in eqns:
         of = [bound(x, found) for x in e.invars]
@@ -65,12 +60,7 @@ def state_bounds(plan: FunctionPlan) -> list[float]:
 
 
 def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
-    """Returns for operands of lazy gradients with a bound the power of two that brings the bound to between 2^14 and 2^15.
-
-    Args:
-        part: F at vertices with children, of one kind.
-        largest: From `state_bounds`.
-    """
+    """Returns for operands of lazy gradients with a bound the power of two that brings the bound to between 2^14 and 2^15."""
     known = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
     known |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
     found = bounds(part.joint.program.eqns, known)

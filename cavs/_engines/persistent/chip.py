@@ -27,15 +27,12 @@ class Direction(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Layouts:
-    """Overrides of the layouts that engine `persistent` chooses, for tests and `bench tune`; part of the engine's value.
+    """Overrides of the layouts that engine `persistent` chooses, for tests and `bench tune`; part of the engine's value."""
 
-    Attributes:
-        narrow: `narrow(level, forward, config)` returns the layout to use instead of `config`.
-        wide: `wide(level, config)` returns the layout of a launch for wide levels, or `None`, and the least number of vertices
-            of a wide level. If only `narrow` is given, one launch runs all levels.
-    """
-
+    # `narrow(level, forward, config)` returns the layout to use instead of `config`.
     narrow: Callable[[LevelProgram, bool, LaunchConfig], LaunchConfig] | None = None
+    # `wide(level, config)` returns the layout of a launch for wide levels, or `None`, and the least number of vertices of a
+    # wide level. If only `narrow` is given, one launch runs all levels.
     wide: Callable[[LevelProgram, LaunchConfig], tuple[LaunchConfig | None, int]] | None = None
 
 
@@ -43,17 +40,11 @@ MEASURED = Layouts()  # no overrides
 
 
 class LaunchOptions(NamedTuple):
-    """How launches run.
+    """How launches run."""
 
-    Attributes:
-        target: The GPU.
-        interpret: Whether Pallas' interpreter runs the kernels.
-        layouts: Overrides of the layouts on the chip.
-    """
-
-    target: Target
-    interpret: bool = False
-    layouts: Layouts = MEASURED
+    target: Target  # the GPU
+    interpret: bool = False  # whether Pallas' interpreter runs the kernels
+    layouts: Layouts = MEASURED  # overrides of the layouts on the chip
 
 
 # (tight, rows of a tile, warpgroups, reads in flight) of `LaunchConfig`. Each was among the fastest in a measurement on H200.
@@ -67,10 +58,7 @@ _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4,
 def candidates(program: LevelProgram, precision: str, target: Target) -> list[LaunchConfig]:
     """Returns every layout that fits the chip. If any of them keeps weights resident, it returns only those that do.
 
-    Args:
-        program: What a level computes.
-        precision: The precision of products; see `LaunchConfig`.
-        target: The GPU.
+    `precision`: the precision of products; see `LaunchConfig`.
     """
     unit, can_be_tight, available, found = program.unit, PRECISIONS[precision].tight, target.multiprocessors, []
     for hb in (64, 32, 16, 8):
@@ -150,7 +138,7 @@ def too_wide(config: LaunchConfig, shape: Shape) -> bool:
 
 
 def mean_rows(shape: Shape | None) -> float:
-    """Returns the mean number of vertices per (padded) level; without a shape, that of about a batch of 64 sentences."""
+    """Returns the mean number of vertices per (padded) level; without a shape, as in a batch of 64 sentences."""
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
 
 
@@ -164,13 +152,7 @@ def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shap
 def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
     """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
 
-    Args:
-        recurrence: The direction.
-        how: How the launch runs.
-        shape: The shape of the schedule, if known.
-
-    Raises:
-        Unfit: If no layout fits the chip.
+    `shape`: the shape of the schedule, if known. Raises `Unfit` if no layout fits the chip.
     """
     program, precision, layouts = recurrence.program, recurrence.precision, how.layouts
     if how.interpret:

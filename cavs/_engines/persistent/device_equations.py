@@ -20,12 +20,7 @@ def rewritten(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
     Functions with custom derivatives are inlined, so the result must not be differentiated. A product without a matrix becomes
     elementwise: for example, a product of two vectors is a sum, which is exact in float32 and needs no tensor cores.
 
-    Args:
-        eqns: Equations, in order.
-        known: The domains of their variables.
-
-    Returns:
-        The new equations, and the domains of all variables.
+    Returns the new equations, and the domains of all variables.
     """
     eqns, domain = open_custom_calls(eqns, known)
     out: list[Eqn] = []
@@ -115,8 +110,7 @@ def _traced(fn: Callable[..., object], invars: Sequence[Atom], outvars: Sequence
     rename = dict(zip(program.invars, invars, strict=True)) | dict(zip(program.outs, outvars, strict=True))
     return [
         e.replace(
-            invars=[rename.get(x, x) if is_var(x) else x for x in e.invars],
-            outvars=[rename.get(v, v) for v in e.outvars],
+            invars=[rename.get(x, x) if is_var(x) else x for x in e.invars], outvars=[rename.get(v, v) for v in e.outvars]
         )
         for e in program.eqns
     ]

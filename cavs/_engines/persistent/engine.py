@@ -41,14 +41,10 @@ class Persistent(Engine):
     """Engine `persistent`: one kernel launch for all levels of a direction, or two if some levels are very wide.
 
     A launch has no rule for `jax.vmap` and no derivative of its own: engine `scan` then replaces it.
-
-    Attributes:
-        interpret: Whether Pallas' interpreter runs the kernels: slow, on any machine; for tests.
-        layouts: Overrides of the layouts on the chip, for tests and `bench tune`.
     """
 
-    interpret: bool = False
-    layouts: Layouts = MEASURED
+    interpret: bool = False  # whether Pallas' interpreter runs the kernels: slow, on any machine; for tests
+    layouts: Layouts = MEASURED  # overrides of the layouts on the chip, for tests and `bench tune`
 
     name = "persistent"
     launches = True
@@ -235,12 +231,7 @@ def _in_turn(out: dict[Tensor, jax.Array], gradients: Floats, leaves: int) -> tu
 
 
 def cotangents_at_leaves(
-    engine: Persistent,
-    batch: Batch,
-    rows: KindRows,
-    launched: Launched,
-    saved: Saved,
-    cotangents: Cotangents,
+    engine: Persistent, batch: Batch, rows: KindRows, launched: Launched, saved: Saved, cotangents: Cotangents
 ) -> dict[int, jax.Array]:
     """Returns the cotangents of the states at leaves: what pushes contribute, and what the launch wrote for them."""
     sched, above, g_row = batch.sched, cotangents.states, cotangents.row

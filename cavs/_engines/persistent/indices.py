@@ -23,8 +23,7 @@ from cavs._engines.persistent.lower import (
 from cavs._engines.persistent.wide_levels import count_wide_levels
 from cavs._jaxpr.hold_back import barrier
 from cavs._schedule.schedule import Schedule
-from cavs._stages.pulled import get_rows
-from cavs._stages.tensors import Rows as KindRows
+from cavs._stages.tensors import Rows as KindRows, get_rows
 from cavs.kernels import COLUMNS, Index, IndexRole, segment_rows
 
 
@@ -95,7 +94,6 @@ def gathered(tensor: jax.Array, up: dict[Index, jax.Array], index: Index, n: int
         tensor: (rows, ...) what the parents wrote.
         up: from `parents`.
         index: the place in `up` of the rows to read.
-        n: the number of vertices.
         interpret: whether the engine runs in Pallas' interpreter.
     """
     edge = up[index]

@@ -34,39 +34,20 @@ from cavs.kernels import (
 
 
 class LaunchArrays(NamedTuple):
-    """The arrays that a launch reads.
+    """The arrays that a launch reads."""
 
-    Attributes:
-        statics: The static values of the kind.
-        tensors: What the program's sources name, by vertex or edge, (N, ...).
-        states: The states, which a forward updates; none for a backward.
-        row: As `Cotangents.row`.
-    """
-
-    statics: list[jax.Array]
-    tensors: dict[Tensor, jax.Array]
-    states: list[jax.Array]
-    row: jax.Array | None = None
+    statics: list[jax.Array]  # the static values of the kind
+    tensors: dict[Tensor, jax.Array]  # what the program's sources name, by vertex or edge, (N, ...)
+    states: list[jax.Array]  # the states, which a forward updates; none for a backward
+    row: jax.Array | None = None  # as `Cotangents.row`
 
 
 def launch(
-    recurrence: Recurrence,
-    rows: KindRows,
-    sched: Schedule,
-    how: LaunchOptions,
-    given: LaunchArrays,
+    recurrence: Recurrence, rows: KindRows, sched: Schedule, how: LaunchOptions, given: LaunchArrays
 ) -> tuple[dict[Tensor, jax.Array], jax.Array]:
     """Runs all levels in one direction.
 
-    Args:
-        recurrence: What to run.
-        rows: The rows of the kind.
-        sched: The schedule.
-        how: How the launch runs.
-        given: The arrays that it reads.
-
-    Returns:
-        The tensors written, (N, ...), by name, with the twins of states; and the flag of `kernels.persistent.launches`.
+    Returns the tensors written, (N, ...), by name, with the twins of states; and the flag of `kernels.persistent.launches`.
     """
     program, states = recurrence.program, given.states
     configs, wide_rows = launch_configs(recurrence, how, sched.shape)

@@ -60,60 +60,38 @@ _OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOutput:
-    """A tensor that a launch writes.
+    """A tensor that a launch writes."""
 
-    Attributes:
-        value: The variable whose values it holds.
-        domain: ROW or EDGE.
-        base: The scalar that is added to its rows, if any.
-        copies: How many rows it has for each row of the batch.
-    """
-
-    value: Var
-    domain: Domain
-    base: int | None
-    copies: int
+    value: Var  # the variable whose values it holds
+    domain: Domain  # ROW or EDGE
+    base: int | None  # the scalar that is added to its rows, if any
+    copies: int  # how many rows it has for each row of the batch
 
 
 class Way(NamedTuple):
-    """A direction of the recurrent part.
+    """A direction of the recurrent part."""
 
-    Attributes:
-        forward: Whether it is the forward.
-        forest: Whether no vertex has two parents.
-        keep: Whether a forward keeps values for a backward.
-    """
-
-    forward: bool
-    forest: bool
-    keep: bool
+    forward: bool  # whether it is the forward
+    forest: bool  # whether no vertex has two parents
+    keep: bool  # whether a forward keeps values for a backward
 
 
 class Recurrence:
     """One direction of the recurrent part of an inner role as a `LevelProgram`, with what its launch reads and writes.
 
     Args:
-        part: The inner role.
         way: The direction, and what it must do.
-        pushed: The states to whose cotangents pushes contribute; those of the others come only from parents.
+        pushed: The states to whose cotangents pushes contribute; other states get cotangents only from parents.
         largest: Bounds of the states; see `_engines.persistent.bounds.state_bounds`.
         replaced: Which kept values the forward stores side by side, for the backward to replace.
 
     Attributes:
         halved: The states whose copies of 16 bits the forward keeps; empty for a backward.
 
-    Raises:
-        Unfit: If the kernels cannot compute it.
+    Raises `Unfit` if the kernels cannot compute it.
     """
 
-    def __init__(
-        self,
-        part: Split,
-        way: Way,
-        pushed: frozenset[int],
-        largest: list[float],
-        replaced: Replaced,
-    ):
+    def __init__(self, part: Split, way: Way, pushed: frozenset[int], largest: list[float], replaced: Replaced):
         self.replaced, self.halved = replaced, list[int]()
         self.part, self.forward, self.pushed = part, way.forward, pushed
         self.kept: list[Var] = part.forward.keep if way.keep else []
@@ -272,18 +250,10 @@ def _summed_operands(part: Split) -> list[Var]:
 def recurrence_of(
     plan: FunctionPlan, name: str | None, forward: bool, forest: bool = True, keep: bool = True, target: Target = H200
 ) -> Recurrence:
-    """Returns one direction of the inner role of a kind.
+    """Returns one direction of the inner role of a kind. Raises `Unfit` if the kernels cannot compute it.
 
-    Args:
-        plan: The plan.
-        name: The kind.
-        forward: The direction.
-        forest: Whether no vertex has two parents.
-        keep: Whether a forward keeps values for a backward.
-        target: The GPU, whose layouts decide the precision of products.
-
-    Raises:
-        Unfit: If the kernels cannot compute it.
+    `forest`: whether no vertex has two parents. `keep`: whether a forward keeps values for a backward. `target`: the GPU, whose
+    layouts decide the precision of products.
     """
     found = _recurrence_of(plan, name, Way(forward, forest or (forward and not keep), keep or not forward), target)
     if isinstance(found, Unfit):

@@ -26,9 +26,7 @@ _ROUNDED_TERM_BY_TERM = ("add", "add_any", "concatenate", "stack", "reshape")  #
 def replaced_by_cuts(part: Split, program: LevelProgram) -> Replaced:
     """Returns the kept values that fill the rows of a cut cotangent, and are not read once it is there.
 
-    Args:
-        part: F at vertices with children, of one kind.
-        program: its backward, which reads kept value n as `TensorRole.KEPT` n and stores cut cotangent m as `TensorRole.CUT` m.
+    `program`: its backward, which reads kept value n as `TensorRole.KEPT` n and stores cut cotangent m as `TensorRole.CUT` m.
     """
     reverse, domain, later = part.reverse, part.joint.domain, lazy_reads(part.joint)
     last = _last_loads(program)
@@ -116,11 +114,6 @@ def halved_states(part: Split, forward: LevelProgram, backward: LevelProgram) ->
 
     The launch of the forward keeps copies of 16 bits of what its products read (`kernels._program.halves`). If the backward
     reads a state for nothing but products x^T dY, which round x to as many bits anyway, the copy is all that must stay.
-
-    Args:
-        part: F at vertices with children, of one kind.
-        forward: The program of its forward.
-        backward: The program of its backward.
     """
     of = dict(zip(part.forward.slots, (i for _, i in part.recurrent.slots), strict=True))
     of |= dict(zip(part.forward.child, part.recurrent.child, strict=True))

@@ -36,16 +36,10 @@ _GAIN = 0.8  # a wide launch must take at most this part of the time that the ot
 def launch_configs(recurrence: chip.Direction, how: chip.LaunchOptions, shape: Shape) -> tuple[list[LaunchConfig], int]:
     """Returns the layouts of the launches of one direction, and the least number of vertices of a level of the wide launch.
 
-    Args:
-        recurrence: The direction.
-        how: How the launches run.
-        shape: The shape of the schedule.
-
     Returns:
         One or two layouts, in the order in which the launches run; and the number of vertices, 0 without a wide launch.
 
-    Raises:
-        Unfit: If no layout fits the chip.
+    `shape`: the shape of the schedule. Raises `Unfit` if no layout fits the chip.
     """
     narrow = chip.configure(recurrence, how, shape)
     if how.layouts.wide:
@@ -151,12 +145,10 @@ def count_wide_levels(part_start: jax.Array, rows: int) -> jax.Array:
 
     It is at least one, because a launch must run a level.
 
-    Args:
-        part_start: int32 of shape (levels * PARTS + 1,): for each level and part of the schedule, its first row.
-        rows: The number of vertices.
-
     Returns:
         An int32 scalar.
+
+    `part_start`: int32 of shape (levels * PARTS + 1,): for each level and part of the schedule, its first row.
     """
     widths = jnp.diff(jnp.asarray(part_start)[::PARTS])
     return jnp.maximum(jnp.argmin(jnp.append(widths >= rows, False)), 1).astype(jnp.int32)

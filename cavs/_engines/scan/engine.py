@@ -20,9 +20,8 @@ from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env
 from cavs._stages.batched import in_place
 from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval, together
-from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved, Transpose
-from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
+from cavs._stages.tensors import Pulled, Rows, RowSpan, Values, Zeros, get_rows, window, write
 from cavs.kernels import Target
 
 
@@ -150,8 +149,7 @@ def forward_leaves(
 ) -> tuple[Arrays, list[Arrays], list[Arrays]]:
     """Runs the leaves of a batch that has them as kinds, whose `statics` and `eager` these are, each kind at once.
 
-    Returns:
-        The dynamic tensors with the states of leaves, what is kept, and what the lazy part reads.
+    Returns the dynamic tensors with the states of leaves, what is kept, and what the lazy part reads.
     """
     sched, fusion, first = batch.sched, batch.plan.function.optimizations.fusion, len(batch.kinds)
     states = [batch.zeros((sched.shape.rows, *a.shape), a.dtype) for a in batch.plan.state_avals]
@@ -174,12 +172,7 @@ def all_rows(
 
 
 def _computed(
-    kind: _ForwardKind,
-    span: RowSpan,
-    states: Arrays,
-    segments: jax.Array | None,
-    fusion: bool,
-    before: Env | None = None,
+    kind: _ForwardKind, span: RowSpan, states: Arrays, segments: jax.Array | None, fusion: bool, before: Env | None = None
 ) -> tuple[Arrays, Arrays]:
     """Returns the states of the vertices of a span, and the values that are stored; `before`: eager rows of the span."""
     part, level = kind.part, kind.part.joint.domain

@@ -31,20 +31,12 @@ from cavs._function.vertex import Optimizations
 from cavs._jaxpr.hold_back import barrier, late_zero
 from cavs._jaxpr.jaxprs import Env, Var
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import (
-    filled,
-    floats,
-    mask_rows,
-    merged,
-    put_rows,
-    take_rows,
-)
+from cavs._stages.cotangents import filled, floats, mask_rows, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of, together
 from cavs._stages.lazy import Direct, apart, lazy_block, lazy_gradients, lazy_gradients_in_blocks
 from cavs._stages.operands import Operand, Products, in_parts
-from cavs._stages.pulled import get_rows
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import RowSpan, Zeros, window
+from cavs._stages.tensors import RowSpan, Zeros, get_rows, window
 
 # The tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of static values.
 Rounds: TypeAlias = tuple[jax.Array, StateCotangents, list[Env], Totals]
@@ -71,15 +63,12 @@ def backward_levels(
     """Runs the backward's loop over tasks, then the lazy batch and the transpose of the eager part.
 
     Args:
-        batch: The batch.
-        saved: What the forward saved.
         cotangents: The cotangents that are known before the levels run.
         rounds: Runs the rounds, and leaves that are kinds; `rounds_back` if not given. The arguments and results are the same.
         products: Computes lazy gradients from operands where these lie. `None` for XLA.
         eager: The kinds whose transposes of the eager part read cut cotangents where these lie, as `where`.
 
-    Returns:
-        The cotangents after the levels and the eager part.
+    Returns the cotangents after the levels and the eager part.
     """
     sched, options = batch.sched, batch.plan.function.optimizations
     of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)

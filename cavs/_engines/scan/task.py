@@ -18,8 +18,7 @@ from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, mask_rows, merged
 from cavs._stages.entrance import Memory, apart, barred, entrance, fixed, kept_values, together
 from cavs._stages.lazy import OwnRows, lazy_gradients
-from cavs._stages.pulled import get_rows
-from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, window, write
+from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, window, write
 
 T = TypeVar("T")
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
@@ -60,7 +59,7 @@ def crossing_cts(part: Split, cuts: Mapping[Var, T]) -> dict[Var, T]:
 
 
 def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list[Cotangent]:
-    """Returns the cotangents of the eager part's outputs: the sums of those of the pushes and those of the levels."""
+    """Adds up the cotangents of the eager part's outputs that come from the pushes and from the levels."""
     cross = crossing_cts(part, cuts)
     return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager.outs, eager_cts, strict=True)]
 
@@ -143,7 +142,7 @@ def run_task(
 
     mine, mine_edges = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
     values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.cuts.domain.items()}
-    for v, i in kind.own.items():  # rows that are not the task's may be those of its children, and others
+    for v, i in kind.own.items():  # rows that are not the task's may belong to its children, or others
         g = g | {i: write(g[i], _only(mine, values[v], env[part.reverse.state_cts[i]]), row)}
     g = _with_children(kind, g, span, mine, mine_edges, env)
     new = []
@@ -169,8 +168,7 @@ def _only(mine: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
 def all_rows_back(kind: Kind, row: Index, g: StateCotangents, fusion: bool) -> list[jax.Array]:
     """Runs the VJP of F at rows without children at once, of which the first has row `row` in the dynamic tensors.
 
-    Returns:
-        Their cut cotangents, in the order of `Kind.stored`.
+    Returns their cut cotangents, in the order of `Kind.stored`.
     """
     span, level = RowSpan(0, kind.rows.size, 0, 0), kind.part.joint.domain
     memory = kind.memory._replace(states=_states_now(kind, g))
@@ -226,7 +224,7 @@ def _states_now(kind: Kind, g: StateCotangents) -> list[jax.Array]:
 def _with_children(
     kind: Kind, g: StateCotangents, span: RowSpan, mine: jax.Array, mine_edges: jax.Array, env: Env
 ) -> StateCotangents:
-    """Returns the cotangents of states with those of the children of a task's vertices.
+    """Adds the cotangents of the children of a task's vertices to the cotangents of states.
 
     They are added to what other parents contributed, or they overwrite the states of the children, which nobody reads again.
     """

@@ -1,10 +1,20 @@
-"""The check that a function of the user takes the arguments with which it will be called."""
+"""Checks of arguments that are graphs, or functions of the user, before a call inside fails with an error of its own."""
 
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from cavs._graphs.counted import counted
+from cavs._graphs.graphs import Graphs
+
+
+def check_graphs(graphs: object, call: str) -> None:
+    """Raises `TypeError` if the argument `graphs` is something else. `call` says how to write it: "save_npz(graphs, path)"."""
+    if not isinstance(graphs, Graphs):
+        raise TypeError(
+            f"{call.partition('(')[0]}: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write {call}, with graphs "
+            "such as cavs.read_trees(path)."
+        )
 
 
 def check_takes(argument: str, fun: Callable[..., Any], *names: str, write: str = "") -> None:
