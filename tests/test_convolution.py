@@ -188,6 +188,8 @@ def test_conv_composes_with_transformations(as_on_a_card: list[str]) -> None:
         got = jax.vmap(jax.grad(lambda x, w: jnp.sum(conv(x, w) ** 2), (0, 1)), axes)(*args)
         expected = jax.vmap(jax.grad(lambda x, w: jnp.sum(direct(x, w, SAME) ** 2), (0, 1)), axes)(*args)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), got, expected)
+    empty = jax.vmap(jax.grad(lambda x: jnp.sum(primitives.conv(x, w, SAME, True))))(xs[:0])
+    assert empty.shape == (0, *x.shape)
     assert "convolution 6 x 6 x 6" in as_on_a_card  # images of jax.vmap run as one batch
     assert "Winograd's algorithm F(4x4,3x3)" in cavs.explain_conv(x, w, precision="highest")
     assert "XLA's convolution, which was fastest" in cavs.explain_conv(x[:, :2], w, precision="highest")

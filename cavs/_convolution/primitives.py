@@ -142,6 +142,8 @@ FILTERS = Operation("filters", _images_and_outputs, filters_by_xla, _filters_in_
 def chosen(operation: Operation, shape: Shape, outputs: int, pads: Pads, forced: bool = False) -> ConvolutionChoice:
     """Returns what runs an operation for images of a shape: the fastest, or the first launch if it is `forced`."""
     sizes, target = ConvolutionSizes.of(shape, outputs, pads, 4), Target.here()
+    if not sizes.images:  # an empty batch
+        return ConvolutionChoice(None)
     if forced:
         return ConvolutionChoice(next(iter(operation.layouts(sizes, target).values()), None))
     return choose(operation, sizes, target)
