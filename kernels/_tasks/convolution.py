@@ -122,15 +122,12 @@ class _Convolution(Roles):
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        s, parts, full = self.sizes, self.layout.parts, self.full.at[stage]
-        position, block = self._place(number)
+        s, (position, block) = self.sizes, self._place(number)
         row = self._row(group, position, self.layout.distances.input_slots)
         rows = self.arrays["v"].at[pl.ds(row, s.rows), pl.ds(k * CHUNK, CHUNK)]
-        plgpu.copy_gmem_to_smem(rows, self.left.at[stage], full)
-        for part in range(parts):
-            first = (position * parts + part) * s.padded_inputs + k * CHUNK
-            filters = self.arrays["u"].at[pl.ds(first, CHUNK), pl.ds(block * s.columns, s.columns)]
-            plgpu.copy_gmem_to_smem(filters, self.right.at[stage, part], full)
+        plgpu.copy_gmem_to_smem(rows, self.left.at[stage], self.full.at[stage])
+        first = lambda term: (position * self.layout.parts + term) * s.padded_inputs + k * CHUNK  # noqa: E731
+        self.copy_terms(self.arrays["u"], first, block, stage)
 
     def load_left(self, stage: jax.Array) -> jax.Array:
         from jax.experimental import pallas as pl

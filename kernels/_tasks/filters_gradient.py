@@ -94,15 +94,13 @@ class _FiltersGradient(Roles):
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
-        s, parts, full, count = self.sizes, self.layout.parts, self.full.at[stage], halves_of(self.sizes) * CHUNK
+        s, count = self.sizes, halves_of(self.sizes) * CHUNK
         position, channels, block = self._place(number)
         row = lax.rem(group, jnp.int32(self.layout.distances.input_slots)) * s.positions + position
         tiles = self.arrays["v"].at[pl.ds(row * s.rows + k * count, count), pl.ds(channels * s.multiple, s.multiple)]
-        plgpu.copy_gmem_to_smem(tiles, self.left.at[stage], full)
-        for part in range(parts):
-            first = (row * parts + part) * s.rows + k * count
-            tiles = self.arrays["d"].at[pl.ds(first, count), pl.ds(block * s.columns, s.columns)]
-            plgpu.copy_gmem_to_smem(tiles, self.right.at[stage, part], full)
+        plgpu.copy_gmem_to_smem(tiles, self.left.at[stage], self.full.at[stage])
+        first = lambda term: (row * self.layout.parts + term) * s.rows + k * count  # noqa: E731
+        self.copy_terms(self.arrays["d"], first, block, stage)
 
     def load_left(self, stage: jax.Array) -> jax.Array:
         from jax.experimental import pallas as pl

@@ -133,6 +133,16 @@ class Roles(abc.ABC):
     def run_other(self, kind: int, group: jax.Array, number: jax.Array) -> None:
         """Runs a task that is no product."""
 
+    def copy_terms(self, of: Ref, first: Callable[[int], jax.Array], block: jax.Array, stage: jax.Array) -> None:
+        """Copies a chunk of all terms of right operands: of a block of columns, from row `first(term)` on."""
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        rows, columns = self.right.shape[2:]
+        for term in range(self.layout.parts):
+            chunk = of.at[pl.ds(first(term), rows), pl.ds(block * columns, columns)]
+            plgpu.copy_gmem_to_smem(chunk, self.right.at[stage, term], self.full.at[stage])
+
     # --- Counters.
     def counter(self, kind: int, group: jax.Array) -> jax.Array:
         """The counter of the finished tasks of a kind in a group."""

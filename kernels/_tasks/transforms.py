@@ -47,22 +47,13 @@ def transform_filter(sizes: ConvolutionSizes, parts: int, w: Ref, u: Ref, number
 
         def item(i: I32) -> None:
             c, k = part * FILTER_ROWS + i // pairs, block * sizes.columns + i % pairs * 2
-            size, step = sizes.m + 2, 4 * sizes.inputs * sizes.outputs
-            filters = []
+            step, filters = 4 * sizes.inputs * sizes.outputs, []
             for second in range(2):
                 there = (c < sizes.inputs) & (k + second < sizes.outputs)
                 at = reads + int64(c * sizes.outputs + k + second) * 4
                 filters.append([[_load(at, (3 * y + x) * step, there, 1)[0] for x in range(3)] for y in range(3)])
             at = writes + (int64(c) * sizes.padded_outputs + int64(k)) * 2
-            for y in range(size):  # one row after another, which needs fewer registers
-                rows_ = [[_times(g[y : y + 1], [row[x] for row in f])[0] for x in range(3)] for f in filters]
-                both = [_times(g, row) for row in rows_]
-                for x in range(size):
-                    pair = [values[x] for values in both]
-                    for part_ in range(parts):
-                        packed, pair = _rounded(pair)
-                        below = ((y * size + x) * parts + part_) * sizes.padded_inputs * sizes.padded_outputs * 2
-                        ptx(f"st.global.b32 [$0+{below}], $1;", [], at, packed)
+            _store_terms(g, filters, parts, at, sizes.padded_inputs * sizes.padded_outputs * 2)
 
         _for_each(FILTER_ROWS * pairs, item)
 
@@ -173,7 +164,7 @@ def transform_gradient(
         number: int32: the number of the task in the group.
         slot: int32: where the group is in `d`.
     """
-    pairs, size = sizes.padded_outputs // 2, sizes.m + 2
+    pairs = sizes.padded_outputs // 2
     a = matrices(sizes.m)[0].T
 
     @inline_mgpu(arg_types=(REF, REF, SCALAR, SCALAR, SCALAR))
@@ -197,15 +188,8 @@ def transform_gradient(
             loaded = [[load(h, j) for j in range(sizes.m)] for h in range(sizes.m)]
             first = int64(scalar(slot) * (sizes.positions * parts * sizes.rows) + row)
             at = writes + (first * sizes.padded_outputs + int64(k)) * 2
-            for y in range(size):  # one row after another, which needs fewer registers
-                rows_ = [[_times(a[y : y + 1], [r[j][n] for r in loaded])[0] for j in range(sizes.m)] for n in range(2)]
-                both = [_times(a, row_) for row_ in rows_]
-                for x in range(size):
-                    pair = [values[x] for values in both]
-                    for part in range(parts):
-                        packed, pair = _rounded(pair)
-                        below = ((y * size + x) * parts + part) * sizes.rows * sizes.padded_outputs * 2
-                        ptx(f"st.global.b32 [$0+{below}], $1;", [], at, packed)
+            both = [[[pair[n] for pair in row_] for row_ in loaded] for n in range(2)]
+            _store_terms(a, both, parts, at, sizes.rows * sizes.padded_outputs * 2)
 
         _for_each(tiles * pairs, item)
 
@@ -254,6 +238,21 @@ def _store(at: GlobalAddress, below: int, present: Predicate | None, values: Seq
     i32 = ir.IntegerType.get_signless(32)
     text = f"{{.reg .pred p; setp.ne.s32 p, ${wide + 1}, 0; @p st.global.{kind} [$0+{below}], {data};}}"
     ptx(text, [], at, *values, zero_extended(i32, present))
+
+
+def _store_terms(matrix: np.ndarray, pair: Sequence[Grid], parts: int, at: GlobalAddress, step: int) -> None:
+    """Stores `matrix` @ values @ `matrix`.T of two neighbouring channels in bfloat16 terms, `step` bytes apart.
+
+    It does one row after another, which needs fewer registers.
+    """
+    below = 0
+    for y in range(len(matrix)):
+        rows = [[_times(matrix[y : y + 1], column)[0] for column in zip(*values, strict=True)] for values in pair]
+        for two in zip(*(_times(matrix, row) for row in rows), strict=True):
+            for _ in range(parts):
+                packed, two = _rounded(two)
+                ptx(f"st.global.b32 [$0+{below}], $1;", [], at, packed)
+                below += step
 
 
 def _both(matrix: np.ndarray, values: Grid) -> Grid:
