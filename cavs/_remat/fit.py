@@ -14,7 +14,7 @@ from cavs.kernels import Target
 
 MOST_COMPILED = 5  # plans that are compiled for a budget
 _FENCE = "xla_gpu_experimental_scheduler_memory_fencing_"
-_FENCES = {_FENCE + "threshold_bytes": 1 << 20, _FENCE + "slack_windows": 0}
+_FENCES = {_FENCE + "threshold_bytes": 1 << 20, _FENCE + "slack_windows": 1}
 SMALL = 512 << 20  # bytes of a budget of which cuBLAS's workspace of 32 MiB is more than 6 %
 
 
