@@ -1,7 +1,7 @@
 """Compiles gradients with values on the host for an H200, on a machine without one; run by `test_memory_offload`.
 
-Prints one line of JSON: for layers and for a loop, with values kept on the device and on the host, the bytes of temporary memory
-of both, and for each copy how many kernels are scheduled between its start and its end.
+Prints one line of JSON: for layers and for a loop, with values kept on the device and on the host, the bytes of temporary
+memory of both, and for each copy how many kernels are scheduled between its start and its end.
 """
 
 from tests.hopper_compiler import compiled  # isort: skip
@@ -57,7 +57,7 @@ def measured(fn: Any, share: float, *shapes: Any) -> dict[str, Any]:
     memory = program.memory_analysis()
     assert memory is not None
     return {
-        "temp": memory.temp_size_in_bytes, "on_host": memory.host_temp_size_in_bytes, "copies": copies(program.as_text()),
+        "temp": memory.temp_size_in_bytes, "on_host": memory.host_temp_size_in_bytes, "copies": copies(program.as_text() or ""),
     }  # fmt: skip
 
 
