@@ -24,9 +24,9 @@ from typing import Any
 from bench.remote import ROOT, Child, WorkerDied
 
 Record = dict[str, Any]
-CONSTANT = 128 << 20  # bytes of a capped allocator beyond the budget of a step: workspaces, and what runs before it
+CONSTANT = 192 << 20  # bytes of a capped allocator beyond the budget of a step: workspaces, and what runs before it
 PATIENCE = 400  # seconds
-AT_ONCE = 12  # processes that compile, and processes that wait for their turn
+AT_ONCE = 17  # processes that compile, and processes that wait for their turn
 SECONDS, MOST = 1.5, 20  # a step is timed for so long, or so often
 
 
@@ -64,8 +64,13 @@ def tasks(small: bool) -> list[Record]:
         {"part": "largest", "model": m, "variant": v, "samples": 2 if small else n, "side": 32 if small else 224}
         for m, n, v in large
     ]
-    found = [*echo, *({"part": "host", "model": m, "variant": v} for m, v in host), *({"part": "capped"} | c for c in capped)]
-    return [t | {"small": small} for t in (*found, *largest) if not (small and t["model"] == "vgg16")]
+    # Where products take as long as copies: layers of 16,384 units, and 32,768 samples.
+    wide = {"model": "wide", "samples": 64 if small else 32768, "hidden": 32 if small else 16384}
+    second = [{"part": "wide", "variant": v} | wide for v in ("jax.grad", "host 0.5", "recompute /1.95", "offload /1.95")]
+    second += [{"part": "rows", "model": "transformer", "variant": v} for v in ("jax.grad", "recompute", "recompute rows")]
+    found = [{"part": "capped"} | c for c in capped] + second + echo
+    found += [{"part": "host", "model": m, "variant": v} for m, v in host] + largest
+    return [t | {"small": small} for t in found if not (small and t["model"] == "vgg16")]
 
 
 # --- In a process.
@@ -75,12 +80,15 @@ def model(task: Record) -> tuple[Callable[..., Any], Any, Any, Record]:
     """Returns a loss of parameters, a batch and a `remat`; both on the CPU; and arguments of `cavs.memory.plan`."""
     import jax
 
+    import cavs
     from bench import budgets, echo_cases, networks, plans
 
     name = task["model"]
     if name in budgets.PROGRAMS:
         step = budgets.Step(name, "auto", task["samples"], task["hidden"])
         return lambda p, b, remat: step.loss(p, b), step.params, step.graphs, {"collate": step.collate}
+    if name == "wide":
+        return wide(task["samples"], task["hidden"])
     if "hidden" in task:
         made = plans.ARRAYS[name.removesuffix("_of_arrays")](task["samples"], task["hidden"])
         return lambda p, b, remat: made[0](p, b), made[1], made[2], {"axis": made[3]}
@@ -88,11 +96,26 @@ def model(task: Record) -> tuple[Callable[..., Any], Any, Any, Record]:
         norm = "group" if "group" in task["variant"] else "batch"
         net = networks.with_images(networks.NETWORKS[name](), task["side"], norm)
         params, batch = net.init(jax.random.key(0)), net.batch(jax.random.key(1), task["samples"])
-        return lambda p, b, remat: net.loss(p, *b, remat=remat), params, batch, {}
+        return lambda p, b, remat: cavs.data.mean(net.losses(p, *b, remat=remat)), params, batch, {}
     case = echo_cases.CASES[name]
     sizes = case.small if task["small"] else case.full
     params, batch = jax.jit(lambda key: case.init(key, **sizes))(jax.random.key(0))
     return case.loss, params, batch, {}
+
+
+def wide(samples: int, hidden: int) -> tuple[Callable[..., Any], Any, Any, Record]:
+    import jax
+    import jax.numpy as jnp
+
+    def loss(params: Any, batch: Any, remat: Any) -> Any:
+        for w in params:
+            batch = jnp.tanh((batch - batch.mean(0)) @ w)  # the mean: samples cannot run in parts
+        return (batch**2).mean()
+
+    rows = min(hidden, 1024)
+    tile = jax.random.normal(jax.random.key(0), (rows, hidden))
+    weights = [jnp.tile(tile * (1 + 0.01 * i) / hidden**0.5, (hidden // rows, 1)) for i in range(5)]
+    return loss, weights, jnp.tile(tile[:32], (samples // 32, 1)), {}
 
 
 def step_of(task: Record, folder: Path, known: Record | None) -> tuple[Any, Any, Any, Record]:
@@ -106,11 +129,14 @@ def step_of(task: Record, folder: Path, known: Record | None) -> tuple[Any, Any,
     import jax
 
     from bench.echo_cases import identity
+    from cavs._remat import rows
     from cavs.memory import load, plan, recompute
 
     with jax.default_device(jax.devices("cpu")[0]):
         loss, params, batch, how = model(task)
     kind, _, amount = task["variant"].removesuffix(" group").partition(" ")
+    if amount == "rows":
+        amount, rows._ROWS = "", 2048
     fn: Callable[..., Any] = partial(_with, loss, jax.checkpoint if kind == "checkpoint" else identity)
     path, found, options = folder / f"{name_of(task)}.json", Record(), Record(known["options"]) if known else {}
     start = time.perf_counter()

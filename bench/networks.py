@@ -72,7 +72,11 @@ class Network:
         images = jax.random.normal(key, (count, self.side, self.side, 3))
         return images, jax.random.randint(key, (count, *self.labels), 0, self.classes)
 
-    def loss(
+    def loss(self, params: Sequence[Any], images: Array, labels: Array, conv3: Conv | None = None, **how: Any) -> Array:
+        """Returns the mean of `losses`."""
+        return self.losses(params, images, labels, conv3, **how).mean()
+
+    def losses(
         self,
         params: Sequence[Any],
         images: Array,
@@ -82,7 +86,7 @@ class Network:
         remat: Remat = identity,
         segments: int = 0,
     ) -> Array:
-        """Returns the mean cross entropy.
+        """Returns the cross entropy of each label.
 
         Args:
             params: as `init` returns them.
@@ -99,8 +103,7 @@ class Network:
         x = images
         for start in range(0, len(self.blocks), size):
             x = remat(partial(_run, self.blocks[start : start + size], ops))(params[start : start + size], x)
-        at_label = jnp.take_along_axis(jax.nn.log_softmax(x), labels[..., None], -1)
-        return -at_label.mean()
+        return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[..., None], -1)[..., 0]
 
 
 def _run(blocks: Sequence[Block], ops: Ops, params: Sequence[Any], x: Array) -> Array:
@@ -214,12 +217,12 @@ def vgg16(classes: int = 1000) -> Network:
 
 
 def fcn(classes: int = 21) -> Network:
-    """FCN-32s: a class for each pixel, without dropout."""
+    """FCN-32s: a class for each pixel, without dropout, and with 32 x 32 equal pixels in place of interpolation."""
     dense = (Block({"w": (k, k, n, 4096), "b": (4096,)}, _convolved) for k, n in ((7, 512), (1, 4096)))
 
     def upscaled(p: Any, x: Array, ops: Ops) -> Array:
         x = ops(x, p["w"]) + p["b"]
-        return jax.image.resize(x, (len(x), 32 * x.shape[1], 32 * x.shape[2], classes), "linear")
+        return jnp.repeat(jnp.repeat(x, 32, 1), 32, 2)
 
     last = Block({"w": (1, 1, 4096, classes), "b": (classes,)}, upscaled)
     return Network("FCN", (*_vgg_convolutions(), *dense, last), labels=(224, 224), classes=classes)

@@ -32,14 +32,14 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 patch: 0 } device_de
 """
 
 
-def compiled(fn: Callable[..., Any], *shapes: Any) -> jax.stages.Compiled:
-    """Compiles a function of arrays of these shapes."""
+def compiled(fn: Callable[..., Any], *shapes: Any, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+    """Compiles a function of arrays of these shapes, with options of the compiler."""
     place = NamedSharding(topologies.make_mesh(TOPOLOGY, (1,), ("x",)), PartitionSpec())
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), shapes)
     device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         lowered = jax.jit(fn).trace(*shapes).lower(lowering_platforms=("cuda",))
-    return lowered.compile()
+    return lowered.compile(options)
 
 
 for library in ("libnvJitLink.so.13", "libnvrtc.so.13"):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from bench import budgets, graphs
+from bench import graphs
 from bench.echo_cases import speech_init, speech_loss
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
@@ -56,10 +56,27 @@ plan_batch.check_parts = lambda *_: None  # it would run on this machine
 plan = cavs.memory.plan(loss, params, chains, parts=4, collate=collate)
 found |= {"lstm": temp(jax.value_and_grad(plan.loss), params, plan.batch(chains)), "weight": 4 * 256 * 1024}
 
-# Attention inside of F: products with vectors.
-step = budgets.Step("attention", "scan", 16, 128)
-plan, _ = step.plan(parts=2)
-found |= {"attention": temp(jax.value_and_grad(plan.loss), step.params, batch := plan.batch(step.graphs))}
+
+# Attention inside of F: products with vectors. Each vertex attends to a matrix of its own.
+def attend(p: Any, v: cavs.Vertex) -> None:
+    keys, below = v.pull(), v.gather(0) + v.gather(1)
+    weights = jax.nn.softmax(jnp.tanh(keys + below @ p["query"]) @ p["score"])
+    h = jnp.tanh(jnp.concatenate([below, weights @ keys]) @ p["out"])
+    v.scatter(h)
+    v.push(h)
+
+
+F = cavs.VertexFunction(attend, state=(128,), arity=2)
+params = {n: jnp.ones(shape) for n, shape in (("query", (128, 128)), ("out", (256, 128)), ("score", (128,)))}
+trees = graphs_of(graphs.sst_like(np.random.default_rng(0), 16))
+
+
+def matrices(sample: Any) -> Any:
+    return sample.sched, sample.sched.pad(np.ones((sample.graphs.num_vertices, 50, 128), np.float32))
+
+
+plan = cavs.memory.plan(loss, params, trees, parts=2, collate=matrices)
+found |= {"attention": temp(jax.value_and_grad(plan.loss), params, batch := plan.batch(trees))}
 found |= {"matrices": batch[1].nbytes // 2}
 
 trees, program = graphs_of(graphs.sst_like(np.random.default_rng(0), 1024)), vp.BinaryTreeLSTM(512, 512)

@@ -14,7 +14,7 @@ from cavs.kernels import Target
 
 MOST_COMPILED = 5  # plans that are compiled for a budget
 _FENCE = "xla_gpu_experimental_scheduler_memory_fencing_"
-_FENCES = {_FENCE + "threshold_bytes": 1 << 20, _FENCE + "slack_windows": 0}
+_FENCES = {_FENCE + "threshold_bytes": 1 << 20, _FENCE + "slack_windows": 1}
 SMALL = 512 << 20  # bytes of a budget of which cuBLAS's workspace of 32 MiB is more than 6 %
 
 
@@ -37,7 +37,7 @@ def compiler_options(budget: int | str | None, least: int = 0, host: bool = Fals
     """Returns the options for `jax.jit` with which a small step fits its budget.
 
     On a GPU, products of large steps may use cuBLAS, which can be faster and takes a workspace of 32 MiB; those within a small
-    budget do not. Beside copies to the host, XLA would let products of gradients wait, with all that they read; a fence forbids it.
+    budget do not. Beside copies to the host, XLA would let products of gradients wait, with what they read: a fence forbids it.
 
     Args:
         budget: as `bytes_of` returns it.

@@ -134,7 +134,7 @@ class Graph(Derivative):
 
     @memoized
     def keeping(self, keep: tuple[Var, ...], in_bits: bool = True, host: frozenset[Var] = frozenset()) -> "Kept":
-        """Returns the plan of this graph that keeps the values `keep`, masks as bits, some on the host: always the same object."""
+        """Returns the plan that keeps the values `keep`, masks as bits, some on the host: always the same object."""
         again, used = self.needed(self.needs, {*keep, *self.free})
         read = dict.fromkeys(v for v in used if v in self.free and v not in self.consts)
         results = {v for e in again for v in e.outvars}

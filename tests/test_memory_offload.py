@@ -1,0 +1,120 @@
+"""Values that `recompute` keeps in the memory of the host (moDNN, section 5.2)."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._remat import offload, pareto
+from cavs.memory import Plan, recompute
+from tests.lower_for_hopper import compile_for_hopper
+from tests.test_memory_echo import case
+from tests.truth import assert_close
+
+
+def search_of(fn: Any, *args: Any) -> Any:
+    return recompute(fn).plan(*args)._search
+
+
+def layers(ws: Any, x: Any) -> Any:
+    for w in ws:
+        x = jnp.tanh((x - x.mean(0)) @ w)
+    return jnp.sum(x**2)
+
+
+def arrays(rows: int = 64, hidden: int = 16, count: int = 6) -> Any:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=(hidden, hidden)) / 4) for _ in range(count)], jnp.asarray(
+        rng.normal(size=(rows, hidden))
+    )
+
+
+@pytest.mark.parametrize("name", ["nmt", "transformer", "resnet"])
+def test_gradients_do_not_change(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(offload, "_LEAST", 0)
+    loss, params, batch = case(name)
+    point = search_of(loss, params, batch).on_host(0.5)
+    assert sum(len(region.kept.host) for region in point.regions.values()) > 3
+    (tmp_path / "plan.json").write_text(json.dumps(point.as_json()))
+    ours = recompute(loss, plan=tmp_path / "plan.json")
+    want = jax.jit(jax.value_and_grad(loss))(params, batch)
+    assert_close(jax.jit(jax.value_and_grad(ours))(params, batch), want, 1e-12)
+
+
+def test_the_values_computed_first_are_on_the_host(monkeypatch):
+    monkeypatch.setattr(offload, "_LEAST", 0)
+    search = search_of(layers, *arrays())
+    whole, half = search.cheap(), search.on_host(0.5)
+    kept = half.kept
+    order = [v for e in kept.graph.forward for v in e.outvars]
+    on_host = [order.index(v) for v in kept.keep if v in kept.host]
+    others = [order.index(v) for v in kept.keep if v not in kept.host]
+    assert on_host and max(on_host) < min(others)
+    assert half.bytes <= whole.bytes / 2 and kept.keep == whole.kept.keep
+    assert "on the host" in str(Plan("layers", search, half))
+
+
+def test_copies_wait_for_the_bandwidth(monkeypatch):
+    """Products of one second, and copies of two: the second copy ends after the fourth product at the earliest."""
+    monkeypatch.setattr(offload, "_LEAST", 0)
+    kept = search_of(layers, *arrays()).on_host(1.0).kept
+    size = max(bytes_of_var(v) for v in kept.keep)
+    monkeypatch.setattr(offload, "host_bandwidth", lambda: size / 2)
+    monkeypatch.setattr(offload, "seconds_of", lambda eqns: float(sum(e.primitive.name == "dot_general" for e in eqns)))
+    eqns = kept.to_run()
+    hosts = {kept.as_kept(v): size for v in kept.host if bytes_of_var(v) == size}
+    waits = offload.waits(eqns, hosts)
+    products = [i for i, e in enumerate(eqns) if e.primitive.name == "dot_general"]
+    begun = {h: next(i for i, e in enumerate(eqns) if h in e.outvars) for h in hosts}
+    assert waits and set(waits) <= set(products)
+    for at, done in waits.items():
+        for h in done:
+            assert sum(begun[h] < p < at for p in products) >= 2
+
+    starts = offload.starts([1.0] * 6, [[], [], [], [], [], [next(v for v in kept.host if bytes_of_var(v) == size)]])
+    assert [len(s) for s in starts] == [0, 0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 2.0), True), ((2.0, 1.0), False)])
+def test_the_host_is_used_if_it_was_faster(seconds, chosen, monkeypatch):
+    monkeypatch.setattr(offload, "_LEAST", 0)
+    times = iter(seconds)
+
+    def sized(jitted: Any, args: Any, options: Any) -> Any:  # a plan with products again needs more than one with the host
+        text = str(jax.make_jaxpr(jitted)(*args))
+        return None, 250 if "Host" in text else 500 if text.count(" dot_general") > 17 else 1000
+
+    monkeypatch.setattr(pareto, "compiled_step", sized)
+    monkeypatch.setattr(pareto, "seconds_of_step", lambda step, shapes: next(times))
+    ws, x = arrays()
+    assert not recompute(layers, 900).plan(ws, x)._point.kept.host
+    ours = recompute(layers, 900, offload=True)
+    assert bool(ours.plan(ws, x)._point.kept.host) == chosen
+    assert_close(jax.jit(jax.grad(ours))(ws, x), jax.grad(layers)(ws, x), 1e-11)
+
+
+def test_a_plan_that_runs_for_zeros():
+    """The step that is timed takes keys and integers, too."""
+    loss, params, batch = case("transformer", np.float32)
+    search = pareto.ParetoSearch(*_closed(loss, params, batch), offload=True)
+    point = search.cheap()
+    search.measure(point)
+    assert pareto.seconds_of_step(search.steps[point.kept], [v.aval for v in search.closed.jaxpr.invars]) > 0
+
+
+def _closed(loss: Any, params: Any, batch: Any) -> Any:
+    search = search_of(loss, params, batch)
+    return search.closed, search.diff
+
+
+def test_copies_run_beside_products_on_a_gpu():
+    """Compiled for an H200: the memory of the device falls, and each copy begins before kernels that run beside it."""
+    found = compile_for_hopper("tests.offload_for_hopper")
+    for way in ("layers", "loop"):
+        kept, host = found[way]["kept"], found[way]["host"]
+        assert host["temp"] < 0.75 * kept["temp"] and host["on_host"] > 0 and not kept["copies"]
+        assert host["copies"] and sum(n > 0 for n in host["copies"]) >= len(host["copies"]) / 2
