@@ -97,6 +97,25 @@ def test_the_host_is_used_if_it_was_faster(seconds, chosen, monkeypatch):
     assert_close(jax.jit(jax.grad(ours))(ws, x), jax.grad(layers)(ws, x), 1e-11)
 
 
+@pytest.mark.parametrize("wrap", [jax.jit, lambda fn: jax.jit(jax.vmap(fn, (None, 0)))], ids=["jit", "vmap"])
+def test_steps_are_timed_while_the_caller_traces(wrap, monkeypatch):
+    monkeypatch.setattr(offload, "_LEAST", 0)
+    compiled_step, timed, seconds_of_step = pareto.compiled_step, [], pareto.seconds_of_step
+
+    def sized(jitted: Any, args: Any, options: Any) -> Any:  # as if the host's memory were another one
+        text = str(jax.make_jaxpr(jitted)(*args))
+        return compiled_step(jitted, args, options)[0], 250 if "Host" in text else 500 if text.count(
+            " dot_general"
+        ) > 17 else 1000
+
+    monkeypatch.setattr(pareto, "compiled_step", sized)
+    monkeypatch.setattr(pareto, "seconds_of_step", lambda *args: timed.append(seconds_of_step(*args)) or timed[-1])
+    ws, x = arrays()
+    xs = x if wrap is jax.jit else jnp.stack([x, -x])
+    assert_close(wrap(jax.grad(recompute(layers, 900, offload=True)))(ws, xs), wrap(jax.grad(layers))(ws, xs), 1e-11)
+    assert len(timed) == 2 and min(timed) > 0
+
+
 def test_a_plan_that_runs_for_zeros():
     """The step that is timed takes keys and integers, too."""
     loss, params, batch = case("transformer", np.float32)

@@ -29,7 +29,7 @@ def conv(
     It replaces `jax.lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))`, and does the
     same. On a Hopper GPU, float32 products (`precision="highest"`, or `jax.default_matmul_precision("highest")`) run by
     Winograd's algorithm, all stages as tasks of one launch, where that is faster than XLA's convolution: the first time that a
-    size is traced, both are timed on the GPU, within some seconds, and the result is kept in `~/.cache/cavs`. Everything else
+    size is compiled, both are timed on the GPU, within some seconds, and the result is kept in `~/.cache/cavs`. Everything else
     runs by XLA. `explain_conv` says what runs.
 
     Winograd's algorithm subtracts neighbouring pixels from each other: pixels near an infinity are NaN.

@@ -3,6 +3,7 @@
 Each is the other's transpose, so all derivatives of any order, forward and reverse, run by Winograd's algorithm.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -113,9 +114,14 @@ def _batch_filters(args: Sequence[jax.Array], dims: Sequence[Any], *, pads: Pads
 def _one_by_one(
     run: Callable[..., jax.Array], args: Sequence[jax.Array], dims: Sequence[Any], pads: Pads, forced: bool
 ) -> tuple[jax.Array, int]:
-    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
-    whole = [batching.bdim_at_front(a, d, size) for a, d in zip(args, dims, strict=True)]
-    return lax.map(lambda pair: run(*pair, pads, forced), tuple(whole)), 0
+    whole = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
+    mapped = [a for a, d in zip(whole, dims, strict=True) if d is not None]
+
+    def one(some: list[jax.Array]) -> jax.Array:
+        each = iter(some)
+        return run(*(a if d is None else next(each) for a, d in zip(whole, dims, strict=True)), pads, forced)
+
+    return lax.map(one, mapped), 0
 
 
 # --- What runs.
@@ -161,11 +167,21 @@ def _running(operation: Operation) -> Any:
     return jax.jit(run, static_argnames=("pads", "forced"))
 
 
+def _lowering(operation: Operation) -> Callable[..., Any]:
+    def lower(context: Any, x: Any, other: Any, *, pads: Pads, forced: bool) -> Any:
+        # A launch is for the GPU of this process, and a program may be lowered for another device.
+        here = not Target.here().is_gpu or tuple(context.module_context.platforms) == ("cuda",)
+        run = functools.partial(RUNNING[operation.name], forced=forced) if here else operation.by_xla
+        return mlir.lower_fun(functools.partial(run, pads=pads), multiple_results=False)(context, x, other)
+
+    return lower
+
+
 RUNNING = {operation.name: _running(operation) for operation in (CONVOLUTION, FILTERS)}
 for _p, _shape, _operation in ((conv_p, _conv_shape, CONVOLUTION), (filters_p, _filters_shape, FILTERS)):
-    _p.def_impl(always_compiled(RUNNING[_operation.name]))
+    _p.def_impl(always_compiled(jax.jit(_p.bind, static_argnames=("pads", "forced"))))
     _p.def_abstract_eval(_typed(_shape))
-    mlir.register_lowering(_p, mlir.lower_fun(RUNNING[_operation.name], multiple_results=False))
+    mlir.register_lowering(_p, _lowering(_operation))
 ad.defbilinear(conv_p, _to_images, _to_filters)
 ad.defbilinear(filters_p, _from_filters_to_images, _from_filters_to_outputs)
 batching.primitive_batchers[conv_p] = _batch_conv

@@ -155,7 +155,9 @@ class Graph(Derivative):
                 "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
                 "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
             )
-        keep, host = ([self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found[k]] for k in ("keep", "host"))
+        keep, host = (
+            [self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found.get(k, ())] for k in ("keep", "host")
+        )
         return self.keeping(tuple(keep), found["in_bits"], frozenset(host))
 
 
@@ -221,7 +223,7 @@ class Kept:
         return {
             "graph": mark(self.graph.forward),
             "keep": [places[v] for v in self.keep],
-            "host": [places[v] for v in self.host],
+            "host": [places[v] for v in self.keep if v in self.host],
             "in_bits": self.in_bits,
         }
 

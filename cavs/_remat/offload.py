@@ -5,6 +5,7 @@ on the device is free from there on. The copy back begins so early in the backwa
 """
 
 import functools
+import itertools
 import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
@@ -42,12 +43,14 @@ def host_bandwidth() -> float:
     if not Target.here().is_gpu or jax.devices()[0].platform == "cpu":
         return _PER_SECOND
     there, here = (jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=k) for k in ("pinned_host", "device"))
-    x, seconds = jnp.zeros(1 << 26, jnp.float32, device=here), []
-    for _ in range(3):
-        start = time.perf_counter()
-        y = jax.block_until_ready(jax.device_put(x, there))
-        x = jax.block_until_ready(jax.device_put(y, here))
-        seconds.append(time.perf_counter() - start)
+    seconds = []
+    with jax.ensure_compile_time_eval():  # the caller may be tracing
+        x = jnp.zeros(1 << 26, jnp.float32, device=here)
+        for _ in range(3):
+            start = time.perf_counter()
+            y = jax.block_until_ready(jax.device_put(x, there))
+            x = jax.block_until_ready(jax.device_put(y, here))
+            seconds.append(time.perf_counter() - start)
     return 2 * x.nbytes / min(seconds)
 
 
@@ -100,7 +103,7 @@ def starts(durations: Sequence[float], needs: Sequence[Collection[Var]]) -> list
         durations: the seconds of each stretch.
         needs: the values that each stretch is the first to read.
     """
-    begins = [sum(durations[:i]) for i in range(len(durations))]
+    begins = [0.0, *itertools.accumulate(durations)]
     found: list[list[Var]] = [[] for _ in durations]
     rate, free = host_bandwidth(), float("inf")
     for i in reversed(range(len(needs))):
