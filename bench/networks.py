@@ -34,14 +34,18 @@ def direct(x: Array, w: Array, stride: int = 1, precision: Any = None) -> Array:
 
 
 class Ops(NamedTuple):
-    """What a block runs: `conv3` for filters of 3 x 3 with stride 1, `conv` for all others, `norm` for normalisations."""
+    """What a block runs: `conv3` for filters of 3 x 3 with stride 1, `conv` for all others, `norm`, and products."""
 
     conv3: Conv
     conv: Callable[..., Array]
     norm: Callable[[Array, Any], Array]
+    precision: Any
 
     def __call__(self, x: Array, w: Array, stride: int = 1) -> Array:
         return self.conv3(x, w) if stride == 1 and w.shape[:2] == (3, 3) else self.conv(x, w, stride)
+
+    def product(self, x: Array, w: Array) -> Array:
+        return jnp.matmul(x, w, precision=self.precision)
 
 
 class Block(NamedTuple):
@@ -98,7 +102,7 @@ class Network:
             segments: instead, the number of stretches of blocks that `remat` wraps.
         """
         conv = partial(direct, precision=precision)
-        ops = Ops(conv3 or conv, conv, _batch_norm if self.norm == "batch" else _group_norm)
+        ops = Ops(conv3 or conv, conv, _batch_norm if self.norm == "batch" else _group_norm, precision)
         size = math.ceil(len(self.blocks) / segments) if segments else 1
         x = images
         for start in range(0, len(self.blocks), size):
@@ -142,9 +146,9 @@ def _pool(x: Array, size: int, stride: int, padding: str = "SAME") -> Array:
 
 def _head(channels: int, classes: int) -> Block:
     def apply(p: Any, x: Array, ops: Ops) -> Array:
-        return ops(x.mean((1, 2), keepdims=True), p["w"])[:, 0, 0] + p["b"]
+        return ops.product(x.mean((1, 2)), p["w"]) + p["b"]
 
-    return Block({"w": (1, 1, channels, classes), "b": (classes,)}, apply)
+    return Block({"w": (channels, classes), "b": (classes,)}, apply)
 
 
 # --- ResNet (He et al., 2016).
@@ -205,7 +209,7 @@ def _convolved(p: Any, x: Array, ops: Ops, pooled: bool = False) -> Array:
 
 
 def _dense(p: Any, x: Array, ops: Ops, last: bool = False) -> Array:
-    x = ops(x.reshape(len(x), 1, 1, -1), p["w"][None, None])[:, 0, 0] + p["b"]
+    x = ops.product(x.reshape(len(x), -1), p["w"]) + p["b"]
     return x if last else jax.nn.relu(x)
 
 
