@@ -4,6 +4,10 @@
 
 Each step is planned and compiled in one process, which also measures algorithms of convolutions, and runs in another one, which
 reads the compiled program: so the allocator's peak is that of the step.
+
+Variants: "jax.grad"; "checkpoint", by hand; "recompute" without a budget, or with one; "parts" with a budget, or "=8" of them;
+"modelled 8GB": the first plan of `recompute` that is estimated to need as much; "host 0.5": half of what is kept is on
+the host. Budgets are bytes, or "/5": a fifth of what the step needs without one. "group": a normalisation of each image alone.
 """
 
 import argparse
@@ -11,6 +15,7 @@ import contextlib
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -25,9 +30,10 @@ from bench.remote import ROOT, Child, WorkerDied
 
 Record = dict[str, Any]
 CONSTANT = 192 << 20  # bytes of a capped allocator beyond the budget of a step: workspaces, and what runs before it
-PATIENCE = 400  # seconds
-AT_ONCE = 17  # processes that compile, and processes that wait for their turn
+AT_ONCE = 16  # processes that compile, and processes that wait for their turn
 SECONDS, MOST = 1.5, 20  # a step is timed for so long, or so often
+# Steps of these parts compile in a tenth of the time with cuBLAS alone: XLA would compile each product in tens of ways.
+NO_TRITON, OF_CUBLAS = "--xla_gpu_enable_triton_gemm=false", ("capped", "largest", "wide")
 
 
 def tasks(small: bool) -> list[Record]:
@@ -45,23 +51,28 @@ def tasks(small: bool) -> list[Record]:
         ("transformer", "offload /5"),
     ]
     host += [("resnet", "host 0.2"), ("resnet", "host 1"), ("deepspeech2", "host 1"), ("deepspeech2", "recompute")]
-    samples = 16 if small else 512
-    arrays = ("relu_cnn", "resnet_with_group_norm", "mixer", "lstm_language_model", "transformer_of_arrays")
-    capped = [{"model": m, "variant": "parts /3", "samples": samples, "hidden": 16 if small else 128} for m in arrays]
+    # With the whole batch in one part, none of these would fit the cap.
+    arrays = {"relu_cnn": 512, "resnet_with_group_norm": 1024, "mixer": 8192, "lstm_language_model": 4096}
+    arrays["transformer_of_arrays"] = 2048
+    chosen = arrays | dict.fromkeys(("tree_lstm", "lstm", "child_sum"), 2048)
+    capped = [
+        {"model": m, "variant": "parts /3" if small else "parts 700MB", "samples": 16 if small else n}
+        | {"hidden": 16 if small else 128 if m in arrays else 512}
+        for m, n in chosen.items()
+    ]
     capped += [
-        {"model": m, "variant": "parts /2", "samples": samples, "hidden": 512} for m in ("tree_lstm", "lstm", "child_sum")
+        {"model": m, "variant": "recompute /2" if small else f"recompute {n}MB"}
+        for m, n in (("resnet", 2500), ("transformer", 900))
     ]
-    capped += [{"model": "resnet", "variant": "recompute /2.5"}, {"model": "transformer", "variant": "recompute /5"}]
-    # "group": a normalisation with which a batch may be in parts. jax.grad of 256 samples is moDNN's ideal case.
-    large = [("vgg16", 80, "jax.grad"), ("vgg16", 192, "recompute"), ("vgg16", 256, "jax.grad"), ("vgg16", 256, "parts 8GB")]
-    large += [("vgg16", 256, "parts 1500MB"), ("resnet152", 64, "jax.grad"), ("resnet152", 96, "recompute")]
-    large += [
-        ("resnet152", 128, "recompute 10GB"),
-        ("resnet152", 256, "jax.grad group"),
-        ("resnet152", 256, "parts 11GB group"),
-    ]
+    # The largest batches that fit 12 GB, and moDNN's quarter and twentieth of the memory of a batch at once.
+    large = [("vgg16", 80, "jax.grad"), ("vgg16", 192, "recompute"), ("vgg16", 256, "jax.grad")]
+    large += [("vgg16", 256, "parts =8"), ("vgg16", 256, "parts =64")]
+    large += [("resnet152", 64, "jax.grad"), ("resnet152", 96, "recompute"), ("resnet152", 224, "modelled 10GB")]
+    large += [("resnet152", 128, "jax.grad group"), ("resnet152", 128, "parts =8 group")]
+    large += [("fcn", 64, "jax.grad"), ("fcn", 224, "recompute"), ("fcn", 128, "parts =8")]
     largest: list[Record] = [
-        {"part": "largest", "model": m, "variant": v, "samples": 2 if small else n, "side": 32 if small else 224}
+        {"part": "largest", "model": m, "variant": v, "samples": 64 if small and "parts" in v else 2 if small else n}
+        | {"side": 32 if small else 224}
         for m, n, v in large
     ]
     # Where products take as long as copies: layers of 16,384 units, and 32,768 samples.
@@ -76,8 +87,15 @@ def tasks(small: bool) -> list[Record]:
 # --- In a process.
 
 
-def model(task: Record) -> tuple[Callable[..., Any], Any, Any, Record]:
-    """Returns a loss of parameters, a batch and a `remat`; both on the CPU; and arguments of `cavs.memory.plan`."""
+Draw = Callable[..., Any]  # calls a function with arguments, or returns the shapes of its result: `jax.eval_shape`
+
+
+def called(fn: Callable[..., Any], *args: Any) -> Any:
+    return fn(*args)
+
+
+def model(task: Record, draw: Draw = called) -> tuple[Callable[..., Any], Any, Any, Record]:
+    """Returns a loss of parameters, a batch and a `remat`; both of them; and arguments of `cavs.memory.plan`."""
     import jax
 
     import cavs
@@ -88,90 +106,101 @@ def model(task: Record) -> tuple[Callable[..., Any], Any, Any, Record]:
         step = budgets.Step(name, "auto", task["samples"], task["hidden"])
         return lambda p, b, remat: step.loss(p, b), step.params, step.graphs, {"collate": step.collate}
     if name == "wide":
-        return wide(task["samples"], task["hidden"])
+        return _wide_loss, *draw(partial(wide, task["samples"], task["hidden"])), {}
     if "hidden" in task:
         made = plans.ARRAYS[name.removesuffix("_of_arrays")](task["samples"], task["hidden"])
         return lambda p, b, remat: made[0](p, b), made[1], made[2], {"axis": made[3]}
     if name in networks.NETWORKS:
-        norm = "group" if "group" in task["variant"] else "batch"
-        net = networks.with_images(networks.NETWORKS[name](), task["side"], norm)
-        params, batch = net.init(jax.random.key(0)), net.batch(jax.random.key(1), task["samples"])
+        norm, net = "group" if "group" in task["variant"] else "batch", networks.NETWORKS[name]()
+        net = networks.with_images(net, task["side"], norm)
+        params, batch = draw(net.init, jax.random.key(0)), draw(partial(net.batch, count=task["samples"]), jax.random.key(1))
         return lambda p, b, remat: cavs.data.mean(net.losses(p, *b, remat=remat)), params, batch, {}
     case = echo_cases.CASES[name]
     sizes = case.small if task["small"] else case.full
-    params, batch = jax.jit(lambda key: case.init(key, **sizes))(jax.random.key(0))
+    params, batch = draw(jax.jit(partial(case.init, **sizes)), jax.random.key(0))
     return case.loss, params, batch, {}
 
 
-def wide(samples: int, hidden: int) -> tuple[Callable[..., Any], Any, Any, Record]:
-    import jax
+def _wide_loss(params: Any, batch: Any, remat: Any) -> Any:
     import jax.numpy as jnp
 
-    def loss(params: Any, batch: Any, remat: Any) -> Any:
-        for w in params:
-            batch = jnp.tanh((batch - batch.mean(0)) @ w)  # the mean: samples cannot run in parts
-        return (batch**2).mean()
+    for w in params:
+        batch = jnp.tanh((batch - batch.mean(0)) @ w)  # the mean: samples cannot run in parts
+    return (batch**2).mean()
+
+
+def wide(samples: int, hidden: int) -> tuple[Any, Any]:
+    """Returns weights, and a batch."""
+    import jax
+    import jax.numpy as jnp
 
     rows = min(hidden, 1024)
     tile = jax.random.normal(jax.random.key(0), (rows, hidden))
     weights = [jnp.tile(tile * (1 + 0.01 * i) / hidden**0.5, (hidden // rows, 1)) for i in range(5)]
-    return loss, weights, jnp.tile(tile[:32], (samples // 32, 1)), {}
+    return weights, jnp.tile(tile[:32], (samples // 32, 1))
 
 
-def step_of(task: Record, folder: Path, known: Record | None) -> tuple[Any, Any, Any, Record]:
-    """Plans and compiles a step. Returns it, its parameters, its batch and a record.
+def plan_of(task: Record, folder: Path) -> Path:
+    """The file of a plan."""
+    return folder / f"{name_of(task)}.json"
 
-    Args:
-        task: the run.
-        folder: of plans that were made before, or are written.
-        known: the record of the process that planned; None: this one plans.
+
+def program_of(task: Record, folder: Path) -> Path:
+    """The file of a compiled step."""
+    return folder / f"{name_of(task)}.program"
+
+
+def prepared(task: Record, folder: Path) -> Record:
+    """Plans and compiles a step, writes the plan and the program, and returns a record.
+
+    A capped step is the gradient alone, as the plan has compiled it; the other ones update the parameters, too.
     """
     import jax
+    from jax.experimental import serialize_executable
 
     from bench.echo_cases import identity
     from cavs._remat import rows
-    from cavs.memory import load, plan, recompute
+    from cavs.memory import plan, recompute
 
     with jax.default_device(jax.devices("cpu")[0]):
-        loss, params, batch, how = model(task)
+        loss, params, batch, how = model(task, jax.eval_shape)
     kind, _, amount = task["variant"].removesuffix(" group").partition(" ")
     if amount == "rows":
         amount, rows._ROWS = "", 2048
     fn: Callable[..., Any] = partial(_with, loss, jax.checkpoint if kind == "checkpoint" else identity)
-    path, found, options = folder / f"{name_of(task)}.json", Record(), Record(known["options"]) if known else {}
+    path, found, options, budget = plan_of(task, folder), Record(), Record(), None
     start = time.perf_counter()
-    if kind == "parts" and known:
-        planned = load(path, fn, params, batch, **how)
-        fn, batch = planned.loss, planned.batch(batch)
-    elif kind == "parts":
-        planned = plan(fn, params, batch, _budget(amount, lambda: plan(fn, params, batch, **how).peak), **how)
+    if kind == "parts":
+        chosen = how | ({"parts": int(amount[1:])} if amount.startswith("=") else {})
+        budget = None if "parts" in chosen else _budget(amount, lambda: plan(fn, params, batch, **how).peak)
+        planned = plan(fn, params, batch, budget, **chosen)
         planned.save(path)
         fn, batch, options = planned.loss, planned.batch(batch), planned.compiler_options
-        found |= {"parts": planned.parts * planned.segments}
-    elif kind in ("recompute", "host", "offload") and known:
-        fn = recompute(fn, plan=path)
-    elif kind in ("recompute", "host", "offload"):
-        plain = partial(_temp, fn, params, batch)
-        if kind == "host":
+        found |= {"parts": planned.parts * planned.segments, "planned": planned.peak}
+    elif kind in ("recompute", "modelled", "host", "offload"):
+        if kind in ("host", "modelled"):
             made = recompute(fn, names=None).plan(params, batch)
-            point, options = made._search.on_host(float(amount)), _host_options()
+            point = made._search.on_host(float(amount)) if kind == "host" else _modelled(made._search, amount)
+            options = _host_options() if kind == "host" else {}
             path.write_text(json.dumps(point.as_json()))
         else:
-            made = recompute(fn, _budget(amount, plain), offload=kind == "offload").plan(params, batch)
+            budget = _budget(amount, lambda: _temp(fn, params, batch))
+            made = recompute(fn, budget, offload=kind == "offload").plan(params, batch)
             made.save(path)
             point, options = made._point, made.compiler_options
+            found |= {"planned": made._search.compiled.get(point.kept)}
         regions = point.regions.values()
         found |= {"kept": point.bytes, "flops": point.flops, "on_host": sum(r.times * _bytes(r.kept.host) for r in regions)}
         fn = recompute(fn, plan=path)
     found["plan_s"] = round(time.perf_counter() - start, 1)
     start = time.perf_counter()
-    compiled = _compiled(fn, params, batch, options)
-    memory = compiled.memory_analysis()
-    found |= {"options": options, "compile_s": round(time.perf_counter() - start, 1)}
-    if memory is not None:
-        total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        found |= {"temp": memory.temp_size_in_bytes, "total": total + memory.temp_size_in_bytes}
-    return compiled, params, batch, (known or {}) | {k: v for k, v in found.items() if k not in (known or {})}
+    compiled = _compiled(fn, params, batch, options, update=task["part"] != "capped")
+    found |= {"options": options, "budget": budget, "compile_s": round(time.perf_counter() - start, 1)}
+    if (memory := compiled.memory_analysis()) is not None:
+        arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        found |= {"temp": memory.temp_size_in_bytes, "arrays": arrays, "total": arrays + memory.temp_size_in_bytes}
+    program_of(task, folder).write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+    return found
 
 
 def _with(loss: Callable[..., Any], remat: Any, params: Any, batch: Any) -> Any:
@@ -183,7 +212,9 @@ def _bytes(values: Any) -> int:
 
 
 def _budget(amount: str, whole: Callable[[], int]) -> int | str | None:
-    return int(whole() / float(amount[1:])) if amount.startswith("/") else amount or None
+    from cavs.memory import bytes_of
+
+    return int(whole() / float(amount[1:])) if amount.startswith("/") else bytes_of(amount or None)
 
 
 def _host_options() -> Record:
@@ -192,22 +223,47 @@ def _host_options() -> Record:
     return compiler_options(None, host=True)
 
 
-def _compiled(fn: Any, params: Any, batch: Any, options: Record) -> Any:
+def _modelled(search: Any, amount: str) -> Any:
+    """The fastest plan that is estimated to need so many bytes. Nothing is compiled."""
+    from cavs.memory import bytes_of
+
+    return next(p for p in search.points() if search.peaks[p.kept] <= bytes_of(amount))
+
+
+def _compiled(fn: Any, params: Any, batch: Any, options: Record, update: bool = True) -> Any:
+    """A step of training, whose parameters are donated, or else the gradient alone."""
     import jax
 
-    def step(params: Any, batch: Any) -> tuple[Any, Any]:
-        value, grads = jax.value_and_grad(fn)(params, batch)
-        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
+    gradient = jax.value_and_grad(fn)
 
+    def step(params: Any, batch: Any) -> tuple[Any, Any]:
+        value, grads = gradient(params, batch)
+        return value, jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads)
+
+    jitted = jax.jit(step, donate_argnums=0) if update else jax.jit(gradient)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
-    return jax.jit(step, donate_argnums=0).lower(*shapes).compile(options)
+    return jitted.lower(*shapes).compile(options)
 
 
 def _temp(fn: Any, params: Any, batch: Any) -> int:
     return _compiled(fn, params, batch, {}).memory_analysis().temp_size_in_bytes
 
 
-def measured(compiled: Any, params: Any, batch: Any) -> Record:
+def ready(task: Record, folder: Path) -> tuple[Any, Any, Any]:
+    """Returns the step that another process has compiled, and what it takes."""
+    import jax
+    from jax.experimental import serialize_executable
+
+    from cavs.memory import load
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        loss, params, batch, how = model(task)
+    if task["variant"].startswith("parts"):
+        batch = load(plan_of(task, folder), partial(_with, loss, None), params, batch, **how).batch(batch)
+    return serialize_executable.deserialize_and_load(*pickle.loads(program_of(task, folder).read_bytes())), params, batch
+
+
+def measured(compiled: Any, params: Any, batch: Any, update: bool) -> Record:
     """Runs a step, and returns its time and the allocator's peak."""
     import jax
 
@@ -215,11 +271,13 @@ def measured(compiled: Any, params: Any, batch: Any) -> Record:
     times = []
     while sum(times[2:]) < SECONDS and len(times) < MOST + 2:
         start = time.perf_counter()
-        params, value = compiled(params, batch)
-        jax.block_until_ready(value)
+        value, found = compiled(params, batch)
+        params = found if update else params
+        del found  # or the gradients of two steps would exist at once
+        value = float(value)
         times.append(time.perf_counter() - start)
     stats = jax.devices()[0].memory_stats() or {}
-    found = {"ms": round(1e3 * sorted(times[2:])[len(times[2:]) // 2], 3), "loss": float(value)}
+    found = {"ms": round(1e3 * sorted(times[2:])[len(times[2:]) // 2], 3), "loss": value}  # pyright: ignore[reportPossiblyUnbound]
     return found | {"peak": stats.get("peak_bytes_in_use"), "limit": stats.get("bytes_limit")}
 
 
@@ -236,18 +294,14 @@ def process(task: Record, folder: Path) -> None:
 
     if task["part"] == "bandwidth":
         print(json.dumps(bandwidth()), flush=True)
-        return
-    path = folder / f"{name_of(task)}.record"
-    known = json.loads(path.read_text()) if path.exists() else None
-    compiled, params, batch, record = step_of(task, folder, known)
-    if known is None:
-        path.write_text(json.dumps(record))
-        print(json.dumps(record), flush=True)
-        return
-    print("ready", flush=True)
-    if sys.stdin.readline():
-        record |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__} | measured(compiled, params, batch)
-        print(json.dumps(record), flush=True)
+    elif not program_of(task, folder).exists():
+        print(json.dumps(prepared(task, folder)), flush=True)
+    else:
+        step = ready(task, folder)
+        print("ready", flush=True)
+        if sys.stdin.readline():
+            found = measured(*step, update=task["part"] != "capped")
+            print(json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__} | found), flush=True)
 
 
 # --- The parent.
@@ -257,12 +311,19 @@ def name_of(task: Record) -> str:
     return "-".join(str(v).replace(" ", "_").replace("/", "by") for k, v in task.items() if k not in ("small", "error"))
 
 
-def environment(folder: Path, cap: int | None, total: int | None) -> dict[str, str]:
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    found = os.environ | cache | {"PYTHONPATH": str(ROOT), "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+def environment(task: Record, folder: Path, cap: int | None, total: int | None) -> dict[str, str]:
+    # Processes share what XLA measures. JAX's cache would, too, but a program read from it cannot be written again on a CPU.
+    flags = [os.environ.get("XLA_FLAGS", ""), f"--xla_gpu_per_fusion_autotune_cache_dir={folder}"]
+    flags += [NO_TRITON] if task["part"] in OF_CUBLAS else []
+    found = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": " ".join(flags).strip(), "JAX_ENABLE_COMPILATION_CACHE": "0"}
     if cap and total:
         return found | {"XLA_CLIENT_MEM_FRACTION": str(cap / total), "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
     return found | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def cap_of(record: Record) -> int:
+    """The bytes of a capped allocator: for the budget of a step, its arguments and its results."""
+    return record["budget"] + record["arrays"] + CONSTANT
 
 
 def memory_of_gpu() -> int | None:
@@ -280,13 +341,13 @@ def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
 
         def child(task: Record, cap: int | None = None) -> Child:
             arguments = ["bench.budget_runs", "--process", json.dumps(task), str(folder)]
-            return Child(arguments, environment(folder, cap, total), folder / f"{name_of(task)}.log")
+            return Child(arguments, environment(task, folder, cap, total), folder / f"{name_of(task)}.log")
 
         def failed(task: Record, died: WorkerDied) -> Record:
             log = folder / f"{name_of(task)}.log"
             return task | {"error": (log.read_text().strip() if log.exists() else str(died))[-600:]}
 
-        def prepared(task: Record) -> Record:
+        def compiled(task: Record) -> Record:
             if end - time.perf_counter() < 0.3 * limit:
                 return task | {"error": "no time to compile"}
             one = child(task)
@@ -309,16 +370,17 @@ def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
                 if one.answer(max(1, end - time.perf_counter())) != "ready" or time.perf_counter() > end:
                     return task | {"error": "no time to run"}
                 one.send("go")
-                return task | json.loads(one.answer(max(1, end - time.perf_counter())))
+                return task | records[name_of(task)] | json.loads(one.answer(max(1, end - time.perf_counter())))
             except WorkerDied as died:
                 return failed(task, died)
             finally:
                 one.close()
 
-        save(prepared({"part": "bandwidth"}))
+        if any(task["part"] in ("host", "wide") for task in wanted):
+            save(compiled({"part": "bandwidth"}))
         slow_first = sorted(wanted, key=lambda task: task["model"] != "resnet152")
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            records = {name_of(t): r for t, r in zip(slow_first, pool.map(prepared, slow_first), strict=True)}
+            records = {name_of(t): r for t, r in zip(slow_first, pool.map(compiled, slow_first), strict=True)}
         print(f"compiled: {limit - (end - time.perf_counter()):.0f} s", flush=True)
         ready = [task for task in wanted if "error" not in records[name_of(task)]]
         for record in records.values():
@@ -326,7 +388,7 @@ def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
                 save(record)
 
         def started(tasks: Sequence[Record]) -> list[tuple[Record, int | None, Child]]:
-            caps = [records[name_of(t)]["total"] + CONSTANT if t["part"] == "capped" else None for t in tasks]
+            caps = [cap_of(records[name_of(t)]) if t["part"] == "capped" else None for t in tasks]
             return [(t, cap, child(t, cap)) for t, cap in zip(tasks, caps, strict=True)]
 
         groups = [ready[i : i + AT_ONCE] for i in range(0, len(ready), AT_ONCE)]
@@ -340,7 +402,7 @@ def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
 
 def line_of(r: Record) -> str:
     """One line of the summary."""
-    sizes = [f"{k} {r[k] / 1e6:.0f} MB" for k in ("temp", "total", "peak", "cap", "limit", "on_host") if r.get(k)]
+    sizes = [f"{k} {r[k] / 1e6:.0f} MB" for k in ("temp", "total", "budget", "peak", "cap", "limit", "on_host") if r.get(k)]
     more = [f"{k} {r[k]}" for k in ("parts", "ms", "samples", "bytes_per_second") if r.get(k)]
     return " ".join([r["part"], r.get("model", ""), r.get("variant", ""), *sizes, *more, r.get("error", "")[-200:]])
 
