@@ -31,6 +31,7 @@ from cavs.kernels._layout.config import LaunchConfig
 SIZES = [("tree_lstm", h, b) for h in (512, 1024) for b in (64, 1, 16, 256)]
 SIZES += [("lstm", h, b) for h in (512, 1024) for b in (64, 16, 1)] + [("tree_fc", 512, b) for b in (64, 16, 1)]
 SIZES += [("tree_lstm", 256, b) for b in (64, 1, 16, 256)] + [("lstm", 256, b) for b in (64, 16, 1)]
+SIZES += [("lstm", 1024, 256), ("tree_fc", 1024, 64), ("tree_lstm", 2048, 64), ("lstm", 2048, 64)]
 REPEATS = 20
 # The number of layouts measured, the best by the cost model. In a measurement of all layouts on an H200, the fastest was always
 # among the first 14.

@@ -209,10 +209,14 @@ def test_divided_products_on_the_card(
         ("LSTM", {"rows": 16, "warpgroups": 3, "in_flight": 12, "paired": True}),
         ("LSTM", {"rows": 8, "warpgroups": 2, "in_flight": 24, "dataflow": True}),
         ("TreeFC", {"rows": 16, "warpgroups": 3, "in_flight": 12, "paired": True}),
+        ("BinaryTreeLSTM", {"hb": 32, "rows": 8, "warpgroups": 3, "in_flight": 12, "resident": False}),
+        ("BinaryTreeLSTM", {"rows": 16, "warpgroups": 3, "in_flight": 12, "resident": False, "split": 1}),
+        ("LSTM", {"hb": 32, "rows": 32, "warpgroups": 2, "in_flight": 12, "resident": False}),
+        ("TreeFC", {"hb": 32, "rows": 16, "warpgroups": 4, "in_flight": 12, "resident": False}),
     ],
 )
 def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[str, Any], hidden: int) -> None:
-    """The layouts that long rows are measured to want, on levels with several tiles a warpgroup."""
+    """The layouts that long rows are measured to want, on levels with several tiles a warpgroup. Some weights stream."""
     rng = np.random.default_rng(3)
     sizes = [int(n) for n in rng.integers(1, 40, 150)]
     graphs = joined([chain(n) if name == "LSTM" else random_binary_tree(n, seed=n) for n in sizes])
@@ -221,7 +225,7 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
     x = inputs_of(name, graphs, hidden)
 
     def choose(level: Any, forward: bool, config: Any) -> Any:
-        groups = 2 if hidden == 1024 else 8
+        groups = 128 * layout.get("hb", 16) // hidden
         wanted = {"hb": 16, "groups": groups, "clustered": False, "tight": True, "split": 2, "paired": False, "dataflow": False}
         asked = dataclasses.replace(config, **wanted | layout)
         fits = layout_of(level, asked).shared_memory(asked) <= H200.shared_memory

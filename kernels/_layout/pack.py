@@ -54,9 +54,10 @@ def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], un
     """Packs the weights of narrow levels so that a lane reads its four registers of an `mma.sync` at once.
 
     Thread block j has the columns of units j*hb to (j+1)*hb of each block of `unit` columns, in tiles of 16; the last tile may
-    have 8. The words of a tile are ordered by step of K, lane, and register. Lane 4g + t of step s of chunk c holds rows g and
-    g + 8 of the tile, from k = c * chunk + t * chunk / 4 + s * chunk / 8 on. This permutes K so that each lane of the other
-    operand reads 16 bytes at once.
+    have 8. Thread blocks that divide K have the columns of all of them, for their part of K. The words of a tile are ordered by
+    step of K, lane, and register. Lane 4g + t of step s of chunk c holds rows g and g + 8 of the tile, from
+    k = c * chunk + t * chunk / 4 + s * chunk / 8 on. This permutes K so that each lane of the other operand reads 16 bytes at
+    once.
 
     A tf32 element has 19 bits, and products ignore the other 13. If a part is `tight`, the 12 words of three fragments, in the
     order in which a warp multiplies them, become 8 words: a and b, with the bits of the third element in the ignored bits.
@@ -77,8 +78,8 @@ def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], un
     out = []
     for part, weight in zip(parts, weights, strict=True):
         w = weight if part.axis == 0 else weight.T
-        k, n = w.shape
-        w = w.reshape(k, n // unit, ctas, hb).transpose(2, 1, 3, 0).reshape(ctas, part.width, k)
+        k, split = part.k, w.shape[0] // part.k
+        w = w.reshape(split, k, -1, ctas // split, hb * split).transpose(3, 0, 2, 4, 1).reshape(ctas, part.width, k)
         w = _rounded(w) if rounded else w
         whole = part.width // 16 * 16
         for columns, halves in ((w[:, :whole], 2), (w[:, whole:], 1)):

@@ -5,10 +5,9 @@
 
 import functools
 import json
+import operator
 from pathlib import Path
 from typing import Any
-
-from cavs.kernels.target import H200
 
 FOLDER = Path(__file__).parents[1] / "tuned"
 
@@ -31,9 +30,11 @@ def records(device: str) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+@functools.cache
 def nearest(device: str) -> dict[str, dict[str, Any]]:
-    """The records of a device, and for what it has none those of an H200: other Hopper GPUs run its layouts nearly as fast."""
-    return records(H200.device_kind) | records(device)
+    """The records of a device, and where it has none those of other devices: Hopper GPUs run them nearly as fast."""
+    others = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    return functools.reduce(operator.or_, others, {}) | records(device)
 
 
 def save(device: str, found: dict[str, dict[str, Any]]) -> Path:
@@ -43,4 +44,5 @@ def save(device: str, found: dict[str, dict[str, Any]]) -> Path:
     merged = dict(sorted((records(device) | found).items()))
     path.write_text(json.dumps(merged, indent=1) + "\n")
     records.cache_clear()
+    nearest.cache_clear()
     return path

@@ -34,37 +34,34 @@ class WeightReader:
 
         Half a tile has only columns 0 to 7; the registers of the others are zero.
         """
-        i32 = ir.IntegerType.get_signless(32)
         per_warp = spec.chunks // spec.splits
         if spec.tight:
             triple, which = divmod((2 * chunk + step) * weight.tiles + tile, 3)
             if (weight.offset, triple) not in self._triples:
-                self._triples[weight.offset, triple] = self._triple(weight, triple, per_warp)
+                self._triples[weight.offset, triple] = self._triple(spec, weight, triple, per_warp)
             return self._triples[weight.offset, triple][which]
         steps, half = 2 * spec.chunks, weight.half and tile == weight.tiles - 1
         words = 64 if half else 128
         at = (weight.offset + tile * steps * 128 + (2 * chunk + step) * words) * 4
         mine = self.warp * (2 * per_warp * words * 4) + self.lane * (words // 8)
-        text = "ld.shared" if spec.resident else "ld.global.nc"
-        place = self.start + (mine if spec.resident else int64(mine))
+        four = self._load(spec, mine, at, words // 32)
         if half:
-            two = ptx(f"{text}.v2.b32 {{$0, $1}}, [$2+{at}];", [i32] * 2, place)
-            four = [two[0], int32(0), two[1], int32(0)]
-        else:
-            four = ptx(f"{text}.v4.b32 {{$0, $1, $2, $3}}, [$4+{at}];", [i32] * 4, place)
+            four = [four[0], int32(0), four[1], int32(0)]
         if PRECISIONS[spec.precision].terms > 1:
             return to_tf32([bitcast(ir.F32Type.get(), x) for x in four], spec.precision)
-        return list(four)
+        return four
 
-    def _triple(self, weight: WeightSpec, triple: int, per_warp: int) -> list[list[Register]]:
+    def _triple(self, spec: ProductSpec, weight: WeightSpec, triple: int, per_warp: int) -> list[list[Register]]:
         """Unpacks three fragments from the words of two; see `_layout.pack`."""
-        i32 = ir.IntegerType.get_signless(32)
-        place = self.start + (self.warp * (-(-2 * per_warp * weight.tiles // 3) * 1024) + self.lane * 16)
-        one, two = (
-            ptx(f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{weight.offset * 4 + triple * 1024 + n * 512}];", [i32] * 4, place)
-            for n in range(2)
-        )
+        mine = self.warp * (-(-2 * per_warp * weight.tiles // 3) * 1024) + self.lane * 16
+        one, two = (self._load(spec, mine, weight.offset * 4 + triple * 1024 + n * 512, 4) for n in range(2))
         return [one, two, [(a << 19) + (b << 6) for a, b in zip(one, two, strict=True)]]
+
+    def _load(self, spec: ProductSpec, mine: I32, at: int, count: int) -> list[Register]:
+        """Loads words of the thread's own, from byte `mine` + `at` on."""
+        text, place = ("ld.shared", self.start + mine) if spec.resident else ("ld.global.nc", self.start + int64(mine))
+        words = ", ".join(f"${n}" for n in range(count))
+        return list(ptx(f"{text}.v{count}.b32 {{{words}}}, [${count}+{at}];", [ir.IntegerType.get_signless(32)] * count, place))
 
 
 def right_operand(sources: list[list[Register]], step: int, precision: str) -> list[Register]:

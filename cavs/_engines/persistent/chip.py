@@ -52,22 +52,29 @@ _WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16,
 _WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
 _WAYS += [(True, 16, 2, 12), (True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
 _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4, 8), (True, 8, 4, 8)]
+_WAYS += [(True, 16, 4, 12), (True, 8, 3, 12)]
 
 
 @functools.lru_cache(maxsize=256)
 def candidates(program: LevelProgram, precision: str, target: Target) -> list[LaunchConfig]:
-    """Returns every layout that fits the chip. If any of them keeps weights resident, it returns only those that do.
+    """Returns every layout that fits the chip.
+
+    Three tf32 weights lie in two words if they stream from L2, and if they would not fit otherwise.
 
     `precision`: the precision of products; see `LaunchConfig`.
     """
-    unit, can_be_tight, available, found = program.unit, PRECISIONS[precision].tight, target.multiprocessors, []
+    unit, available, found = program.unit, target.multiprocessors, []
+
+    def can_be_tight(hb: int) -> bool:
+        return PRECISIONS[precision].tight and all(p.blocks * hb % 16 == 0 for p in program.products())
+
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
         if unit % hb or ctas > available:
             continue
         groups = min(PARTS, 1 << (available // ctas).bit_length() - 1)
         for resident, clustered, (tight, rows, warpgroups, in_flight) in itertools.product((True, False), (True, False), _WAYS):
-            if rows * hb % 128 or (clustered and ctas != 16) or (tight and (not resident or not can_be_tight or hb % 16)):
+            if rows * hb % 128 or (clustered and (ctas != 16 or not resident)) or (tight and not can_be_tight(hb)):
                 continue
             # Some parts of the chip have fewer than 16 multiprocessors, so two blocks of a cluster of 16 must fit on one.
             room = target.shared_memory // (2 if clustered else 1)
@@ -76,16 +83,15 @@ def candidates(program: LevelProgram, precision: str, target: Target) -> list[La
                 for paired in (False, True)
             ]
             fitting = [c for c in ways if layout_of(program, c).shared_memory(c) <= room][:1]  # paired only if it must be
-            if resident and not clustered and ctas % 2 == 0:
+            if not clustered and ctas % 2 == 0:
                 with contextlib.suppress(Unfit):
                     divided = [dataclasses.replace(c, split=2) for c in ways]
                     fitting += [c for c in divided if layout_of(program, c).shared_memory(c) <= room]
             found += fitting
             if program.flows and resident and not clustered:
                 found += [dataclasses.replace(c, dataflow=True) for c in fitting]
-    found = [c for c in found if c.resident] or found
-    loose = {c.hb for c in found if not c.tight}
-    return [c for c in found if not c.tight or c.hb not in loose]  # tight only if it does not fit otherwise
+    loose = {c.hb for c in found if c.resident and not c.tight}
+    return [c for c in found if c.tight == (c.hb not in loose if c.resident else can_be_tight(c.hb))]
 
 
 def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float:
@@ -93,14 +99,14 @@ def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> flo
 
     A level has a fixed cost: mostly the group's barrier or, in a dataflow launch, the latency of an element from one thread
     block to another. A thread block reads rows from L2 at about 100 kB per microsecond, and about three times if it polls. Each
-    tile reads all weights from shared memory at 128 bytes per clock, and computes `rows * hb / 128` elements per thread. The
-    warpgroups of a thread block overlap. If thread blocks divide K, each reads only its part of a row, and each tile waits for
-    the sums of the others.
+    tile reads all weights from shared memory at 128 bytes per clock, or from L2 at 80 kB per microsecond, and computes
+    `rows * hb / 128` elements per thread. The warpgroups of a thread block overlap. If thread blocks divide K, each reads only
+    its part of a row, and each tile waits for the sums of the others.
     """
     layout = layout_of(program, config)
     mine = rows / config.groups
     width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for spec in layout.specs())
-    read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
+    read = layout.words * 4 / (128 * 1755 if config.resident else 8e4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128 + 1.6 * (config.split > 1)
     fixed, again = (0.9, 3.0) if config.dataflow else (1.6, 1.0)
     return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
@@ -123,18 +129,24 @@ def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None) 
     Most levels are narrow, with half the mean number of vertices; most vertices lie on a few wide levels.
     """
     mean = mean_rows(shape)
-    return (3 * narrow_cost(program, config, mean / 2) + narrow_cost(program, config, 4 * mean)) / 4
+    level = (3 * narrow_cost(program, config, mean / 2) + narrow_cost(program, config, 4 * mean)) / 4
+    if config.resident or not shape:
+        return level
+    # Weights that stream are packed before the launch, at 2 TB/s.
+    packed = 3 * layout_of(program, config).words * 4 * (program.unit // config.hb)
+    return level + packed / 2e6 / max(shape.levels, 1)
 
 
-# If weights stream from L2 for every tile, engine scan is faster from this many vertices per level on, as `mean_rows` counts
-# them. Measured on an H200 with hidden 2048 and 8 levels (padded to 32): 4.9 ms (scan) and 4.5 ms (persistent) with 290
-# vertices per level, 9.5 ms and 17.6 ms with 1,020. Resident weights were still faster with 2,040.
+# If no layout keeps weights on the chip, engine scan may be faster from this many vertices per level on, as `mean_rows` counts
+# them. Measured with hidden 2048: 8.3 ms (scan) and 7.1 ms (persistent) with 157 (H100), 9.5 ms and 17.6 ms with 1,020 (H200,
+# with layouts that spilled). Resident weights were still faster with 2,040.
 WIDE = 500
 
 
-def too_wide(config: LaunchConfig, shape: Shape) -> bool:
-    """Returns whether engine scan should be faster than this layout on schedules of a shape."""
-    return not config.resident and mean_rows(shape) > WIDE
+def too_wide(recurrence: Direction, target: Target, shape: Shape) -> bool:
+    """Returns whether engine scan should be faster than a launch on schedules of a shape."""
+    fitting = candidates(recurrence.program, recurrence.precision, target)
+    return mean_rows(shape) > WIDE and not any(c.resident for c in fitting)
 
 
 def mean_rows(shape: Shape | None) -> float:

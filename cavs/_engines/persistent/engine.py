@@ -61,9 +61,9 @@ class Persistent(Engine):
         """Returns whether a launch fits and should be faster than the loops of engine `scan`."""
         if self.unfit(job):
             return False
-        plan, how = self.plan_for(job), self.options(job.target)
+        plan = self.plan_for(job)
         programs = [recurrence_of(plan, name, True, job.shape.forest, target=job.target) for name in job.inner_kinds]
-        return not any(too_wide(configure(made, how, job.shape), job.shape) for made in programs)
+        return not any(too_wide(made, job.target, job.shape) for made in programs)
 
     def plan_for(self, job: Job) -> FunctionPlan:
         """Returns the plan that keeps what products need, and comparisons that could be rounded differently later."""
