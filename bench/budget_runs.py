@@ -171,9 +171,11 @@ def prepared(task: Record, folder: Path) -> Record:
     path, found, options, budget = plan_of(task, folder), Record(), Record(), None
     start = time.perf_counter()
     if kind == "parts":
-        chosen = how | ({"parts": int(amount[1:])} if amount.startswith("=") else {})
-        budget = None if "parts" in chosen else _budget(amount, lambda: plan(fn, params, batch, **how).peak)
-        planned = plan(fn, params, batch, budget, **chosen)
+        if amount.startswith("="):
+            planned = plan(fn, params, batch, parts=int(amount[1:]), **how)
+        else:
+            budget = _budget(amount, lambda: plan(fn, params, batch, **how).peak)
+            planned = plan(fn, params, batch, budget, **how)
         planned.save(path)
         fn, batch, options = planned.loss, planned.batch(batch), planned.compiler_options
         found |= {"parts": planned.parts * planned.segments, "planned": planned.peak}
@@ -254,12 +256,13 @@ def ready(task: Record, folder: Path) -> tuple[Any, Any, Any]:
     import jax
     from jax.experimental import serialize_executable
 
+    from bench.echo_cases import identity
     from cavs.memory import load
 
     with jax.default_device(jax.devices("cpu")[0]):
         loss, params, batch, how = model(task)
     if task["variant"].startswith("parts"):
-        batch = load(plan_of(task, folder), partial(_with, loss, None), params, batch, **how).batch(batch)
+        batch = load(plan_of(task, folder), partial(_with, loss, identity), params, batch, **how).batch(batch)
     return serialize_executable.deserialize_and_load(*pickle.loads(program_of(task, folder).read_bytes())), params, batch
 
 
