@@ -5,9 +5,9 @@
 Each step is planned and compiled in one process, which also measures algorithms of convolutions, and runs in another one, which
 reads the compiled program: so the allocator's peak is that of the step.
 
-Variants: "jax.grad"; "checkpoint", by hand; "recompute" without a budget, or with one; "smallest", the plan of `recompute` that is
-estimated to need the least; "parts" with a budget, or "=8" of them; "host 0.5": half of what is kept is on the host. Budgets are
-bytes, or "/5": a fifth of what the step needs without one. "group": a normalisation of each image alone.
+Variants: "jax.grad"; "checkpoint", by hand; "recompute" without a budget, or with one; "smallest", the plan of `recompute` that
+is estimated to need the least; "parts" with a budget, or "=8" of them; "host 0.5": half of what is kept is on the host. Budgets
+are bytes, or "/5": a fifth of what the step needs without one. "group": a normalisation of each image alone.
 """
 
 import argparse
