@@ -62,7 +62,7 @@ def tasks(small: bool) -> list[Record]:
     ]
     capped += [
         {"model": m, "variant": "recompute /2" if small else f"recompute {n}MB"}
-        for m, n in (("resnet", 2500), ("transformer", 900))
+        for m, n in (("resnet", 2500), ("transformer", 1300))
     ]
     # The largest batches that fit 12 GB, and moDNN's quarter and twentieth of the memory of a batch at once.
     large = [("vgg16", 80, "jax.grad"), ("vgg16", 192, "recompute"), ("vgg16", 256, "jax.grad")]
