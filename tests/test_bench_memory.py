@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench import budgets, echo, echo_cases, memory, memory_report, plans, store
+from bench import budgets, echo, echo_cases, memory, memory_report, plans, store, time_to_loss
 
 TINY = memory.Size(graphs=8, hidden=8, points=2, steps=1, quarters=(16,), echo="small", samples=8)
 
@@ -77,6 +77,11 @@ def test_a_model_with_and_without_recompute(monkeypatch):
         found[variant] = done.value.value
     assert found["jax.grad"]["loss"] == pytest.approx(found["recompute min"]["loss"], rel=1e-5)
     assert found["recompute min"]["temp"] < found["jax.grad"]["temp"]
+
+
+def test_translation_is_learned_within_its_memory():
+    plain, ours = (time_to_loss.trained(way, time_to_loss.SMALL, 60) for way in time_to_loss.WAYS)
+    assert max(plain["loss"], ours["loss"]) <= 2 and ours["batch"] == 2 * plain["batch"] and ours["bytes"] < plain["bytes"]
 
 
 def test_models_do_not_read_what_follows_a_sequence():
