@@ -1,7 +1,7 @@
 """How long Echo's translation model trains until its loss is small, with `jax.grad` and with `cavs.memory.recompute`.
 
-`python -m bench.time_to_loss [--small] [--limit SECONDS]` prints a line of JSON for each. Both have the same memory, and each has
-about the largest batch that fits it. The sentences are a synthetic language: each word has four likely ones after it, and the
+`python -m bench.time_to_loss [--small] [--limit SECONDS]` prints a line of JSON for each. Both have the same memory, and each
+has about the largest batch that fits. The sentences are a synthetic language: each word has four likely ones after it, and the
 translation is the sentence itself. Steps are Adam's, at a rate that grows with the square root of the batch.
 """
 
@@ -36,7 +36,7 @@ class Setting:
 
 
 FULL = Setting({"hidden": 512, "length": 50, "words": (17192, 7712)}, 512, "2GB", {"jax.grad": 80, "recompute": 576})
-SMALL = Setting({"hidden": 32, "length": 12, "words": (64, 64)}, 16, "3MiB", {"jax.grad": 16, "recompute": 32})
+SMALL = Setting({"hidden": 32, "length": 12, "words": (64, 64)}, 16, "6MiB", {"jax.grad": 16, "recompute": 32})
 
 
 def sentences(key: jax.Array, setting: Setting, batch: int) -> Any:
