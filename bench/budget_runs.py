@@ -5,9 +5,9 @@
 Each step is planned and compiled in one process, which also measures algorithms of convolutions, and runs in another one, which
 reads the compiled program: so the allocator's peak is that of the step.
 
-Variants: "jax.grad"; "checkpoint", by hand; "recompute" without a budget, or with one; "parts" with a budget, or "=8" of them;
-"modelled 8GB": the first plan of `recompute` that is estimated to need as much; "host 0.5": half of what is kept is on
-the host. Budgets are bytes, or "/5": a fifth of what the step needs without one. "group": a normalisation of each image alone.
+Variants: "jax.grad"; "checkpoint", by hand; "recompute" without a budget, or with one; "smallest", the plan of `recompute` that
+is estimated to need the least; "parts" with a budget, or "=8" of them; "host 0.5": half of what is kept is on the host. Budgets
+are bytes, or "/5": a fifth of what the step needs without one. "group": a normalisation of each image alone.
 """
 
 import argparse
@@ -62,14 +62,14 @@ def tasks(small: bool) -> list[Record]:
     ]
     capped += [
         {"model": m, "variant": "recompute /2" if small else f"recompute {n}MB"}
-        for m, n in (("resnet", 2500), ("transformer", 900))
+        for m, n in (("resnet", 2500), ("transformer", 1300))
     ]
     # The largest batches that fit 12 GB, and moDNN's quarter and twentieth of the memory of a batch at once.
     large = [("vgg16", 80, "jax.grad"), ("vgg16", 192, "recompute"), ("vgg16", 256, "jax.grad")]
     large += [("vgg16", 256, "parts =8"), ("vgg16", 256, "parts =64")]
-    large += [("resnet152", 64, "jax.grad"), ("resnet152", 96, "recompute"), ("resnet152", 224, "modelled 10GB")]
+    large += [("resnet152", 60, "jax.grad"), ("resnet152", 96, "recompute"), ("resnet152", 256, "smallest")]
     large += [("resnet152", 128, "jax.grad group"), ("resnet152", 128, "parts =8 group")]
-    large += [("fcn", 64, "jax.grad"), ("fcn", 224, "recompute"), ("fcn", 128, "parts =8")]
+    large += [("fcn", 80, "jax.grad"), ("fcn", 192, "recompute"), ("fcn", 128, "parts =8")]
     largest: list[Record] = [
         {"part": "largest", "model": m, "variant": v, "samples": 64 if small and "parts" in v else 2 if small else n}
         | {"side": 32 if small else 224}
@@ -77,7 +77,9 @@ def tasks(small: bool) -> list[Record]:
     ]
     # Where products take as long as copies: layers of 16,384 units, and 32,768 samples.
     wide = {"model": "wide", "samples": 64 if small else 32768, "hidden": 32 if small else 16384}
-    second = [{"part": "wide", "variant": v} | wide for v in ("jax.grad", "host 0.5", "recompute /1.95", "offload /1.95")]
+    budget = "/1.95" if small else "11500MB"
+    ways = ("jax.grad", "host 0.5", f"recompute {budget}", f"offload {budget}")
+    second = [{"part": "wide", "variant": v} | wide for v in ways]
     second += [{"part": "rows", "model": "transformer", "variant": v} for v in ("jax.grad", "recompute", "recompute rows")]
     found = [{"part": "capped"} | c for c in capped] + second + echo
     found += [{"part": "host", "model": m, "variant": v} for m, v in host] + largest
@@ -171,16 +173,18 @@ def prepared(task: Record, folder: Path) -> Record:
     path, found, options, budget = plan_of(task, folder), Record(), Record(), None
     start = time.perf_counter()
     if kind == "parts":
-        chosen = how | ({"parts": int(amount[1:])} if amount.startswith("=") else {})
-        budget = None if "parts" in chosen else _budget(amount, lambda: plan(fn, params, batch, **how).peak)
-        planned = plan(fn, params, batch, budget, **chosen)
+        if amount.startswith("="):
+            planned = plan(fn, params, batch, parts=int(amount[1:]), **how)
+        else:
+            budget = _budget(amount, lambda: plan(fn, params, batch, **how).peak)
+            planned = plan(fn, params, batch, budget, **how)
         planned.save(path)
         fn, batch, options = planned.loss, planned.batch(batch), planned.compiler_options
         found |= {"parts": planned.parts * planned.segments, "planned": planned.peak}
-    elif kind in ("recompute", "modelled", "host", "offload"):
-        if kind in ("host", "modelled"):
+    elif kind in ("recompute", "smallest", "host", "offload"):
+        if kind in ("host", "smallest"):
             made = recompute(fn, names=None).plan(params, batch)
-            point = made._search.on_host(float(amount)) if kind == "host" else _modelled(made._search, amount)
+            point = made._search.on_host(float(amount)) if kind == "host" else made._search.points()[-1]
             options = _host_options() if kind == "host" else {}
             path.write_text(json.dumps(point.as_json()))
         else:
@@ -223,13 +227,6 @@ def _host_options() -> Record:
     return compiler_options(None, host=True)
 
 
-def _modelled(search: Any, amount: str) -> Any:
-    """The fastest plan that is estimated to need so many bytes. Nothing is compiled."""
-    from cavs.memory import bytes_of
-
-    return next(p for p in search.points() if search.peaks[p.kept] <= bytes_of(amount))
-
-
 def _compiled(fn: Any, params: Any, batch: Any, options: Record, update: bool = True) -> Any:
     """A step of training, whose parameters are donated, or else the gradient alone."""
     import jax
@@ -249,17 +246,18 @@ def _temp(fn: Any, params: Any, batch: Any) -> int:
     return _compiled(fn, params, batch, {}).memory_analysis().temp_size_in_bytes
 
 
-def ready(task: Record, folder: Path) -> tuple[Any, Any, Any]:
+def loaded(task: Record, folder: Path) -> tuple[Any, Any, Any]:
     """Returns the step that another process has compiled, and what it takes."""
     import jax
     from jax.experimental import serialize_executable
 
+    from bench.echo_cases import identity
     from cavs.memory import load
 
     with jax.default_device(jax.devices("cpu")[0]):
         loss, params, batch, how = model(task)
     if task["variant"].startswith("parts"):
-        batch = load(plan_of(task, folder), partial(_with, loss, None), params, batch, **how).batch(batch)
+        batch = load(plan_of(task, folder), partial(_with, loss, identity), params, batch, **how).batch(batch)
     return serialize_executable.deserialize_and_load(*pickle.loads(program_of(task, folder).read_bytes())), params, batch
 
 
@@ -297,7 +295,7 @@ def process(task: Record, folder: Path) -> None:
     elif not program_of(task, folder).exists():
         print(json.dumps(prepared(task, folder)), flush=True)
     else:
-        step = ready(task, folder)
+        step = loaded(task, folder)
         print("ready", flush=True)
         if sys.stdin.readline():
             found = measured(*step, update=task["part"] != "capped")
@@ -376,7 +374,7 @@ def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
             finally:
                 one.close()
 
-        if any(task["part"] in ("host", "wide") for task in wanted):
+        if any(task["part"] == "host" for task in wanted):
             save(compiled({"part": "bandwidth"}))
         slow_first = sorted(wanted, key=lambda task: task["model"] != "resnet152")
         with ThreadPoolExecutor(AT_ONCE) as pool:

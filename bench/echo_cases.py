@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 Array = jax.Array
@@ -96,23 +97,49 @@ def nmt_loss(p: Params, batch: Any, remat: Remat = identity) -> Array:
     return _cross_entropy(states @ p["out"], target)
 
 
-def speech_init(key: Array, hidden: int, batch: int, length: int, layers: int, bands: int) -> tuple[Params, Any]:
-    k = iter(jax.random.split(key, 2 * layers + 4))
-    wide = [bands, *[hidden] * (layers - 1)]
+def speech_init(
+    key: Array, hidden: int, batch: int, length: int, layers: int, bands: int, channels: int, letters: int
+) -> tuple[Params, Any]:
+    k = iter(jax.random.split(key, 2 * layers + 8))
+    wide = [channels * -(-bands // 4), *[hidden] * (layers - 1)]
     params = {
+        "first": _filter(next(k), 11, 41, 1, channels), "second": _filter(next(k), 11, 21, channels, channels),
+        "norms": [_norm_params(channels), _norm_params(channels)],
         "layers": [{d: _lstm_params(next(k), n, hidden) for d in ("ahead", "back")} for n in wide],
         "out": _matrix(next(k), hidden, 29),
-    }
-    return params, (jax.random.normal(next(k), (length, batch, bands)), jax.random.randint(next(k), (length, batch), 0, 29))
+    }  # fmt: skip
+    sound = jax.random.normal(next(k), (batch, length, bands))
+    text = jax.random.randint(next(k), (batch, letters), 1, 29)
+    frames = jax.random.randint(next(k), (batch,), 3 * length // 4, length + 1)
+    return params, (sound, frames, text, jax.random.randint(next(k), (batch,), letters // 2, letters + 1))
 
 
 def speech_loss(p: Params, batch: Any, remat: Remat = identity) -> Array:
-    """The recurrent part of DeepSpeech 2: bidirectional layers whose directions are added, here with one label a frame."""
-    xs, labels = batch
+    """DeepSpeech 2: two convolutions over time and bands, bidirectional layers whose directions are added, and CTC."""
+    sound, frames, text, letters = batch
+    x = sound[..., None]
+    for w, norm, stride in zip((p["first"], p["second"]), p["norms"], ((2, 2), (1, 2)), strict=True):
+        x = remat(partial(_heard, stride=stride))(w, norm, x)
+    xs = x.reshape(*x.shape[:2], -1).swapaxes(0, 1)
     for layer in p["layers"]:
         xs = lstm(layer["ahead"], xs, remat) + lstm(layer["back"], xs, remat, reverse=True)
         xs = jnp.clip(xs, 0.0, 20.0)
-    return _cross_entropy(xs @ p["out"], labels)
+    logits = (xs @ p["out"]).swapaxes(0, 1)
+    ends, ends_of_text = (_after(n, of) for n, of in ((-(-frames // 2), logits), (letters, text)))
+    return optax.ctc_loss(logits, ends, text, ends_of_text).mean()
+
+
+def _filter(key: Array, *shape: int) -> Array:
+    return jax.random.normal(key, shape) * (shape[0] * shape[1] * shape[2]) ** -0.5
+
+
+def _heard(w: Array, norm: Params, x: Array, stride: tuple[int, int]) -> Array:
+    return jnp.clip(_norm(_conv(x, w, stride), norm, (0, 1, 2)), 0.0, 20.0)
+
+
+def _after(lengths: Array, of: Array) -> Array:
+    """Returns ones at what follows a sequence of these lengths in the rows of an array, else zeros: CTC's paddings."""
+    return (jnp.arange(of.shape[1]) >= lengths[:, None]).astype(jnp.float32)
 
 
 # ---------------------------------------------------------------- feed-forward nets
@@ -129,51 +156,87 @@ def _norm_params(n: int) -> Params:
 
 
 def transformer_init(key: Array, hidden: int, batch: int, length: int, layers: int, words: int) -> tuple[Params, Any]:
-    k = iter(jax.random.split(key, 6 * layers + 5))
-    blocks = [
-        {
-            "qkv": _matrix(next(k), hidden, 3 * hidden), "proj": _matrix(next(k), hidden, hidden), "key": next(k),
-            "up": _matrix(next(k), hidden, 4 * hidden), "down": _matrix(next(k), 4 * hidden, hidden),
-            "norms": [_norm_params(hidden), _norm_params(hidden)],
-        }
-        for _ in range(layers)
-    ]  # fmt: skip
-    keys = [block.pop("key") for block in blocks]
-    params = {"words": _matrix(next(k), words, hidden), "blocks": blocks, "out": _matrix(next(k), hidden, words)}
-    tokens = jax.random.randint(next(k), (batch, length), 0, words)
-    return params, (tokens, keys)
+    k = iter(jax.random.split(key, 16 * layers + 8))
+
+    def block(extra: dict[str, int], norms: int) -> Params:
+        wide = {"qkv": 3 * hidden, "proj": hidden, "up": 4 * hidden} | extra
+        found: Params = {name: _matrix(next(k), hidden, n) for name, n in wide.items()}
+        return found | {"down": _matrix(next(k), 4 * hidden, hidden), "norms": [_norm_params(hidden) for _ in range(norms)]}
+
+    params = {
+        "words": _matrix(next(k), words, hidden), "norms": [_norm_params(hidden), _norm_params(hidden)],
+        "encoder": [block({}, 2) for _ in range(layers)],
+        "decoder": [block({"query": hidden, "memory": 2 * hidden, "out": hidden}, 3) for _ in range(layers)],
+        "out": _matrix(next(k), hidden, words),
+    }  # fmt: skip
+    source, target = (jax.random.randint(next(k), (batch, length), 0, words) for _ in range(2))
+    lengths = jax.random.randint(next(k), (batch,), 3 * length // 5, length + 1)
+    return params, (source, target, lengths, [next(k) for _ in range(2 * layers)])
 
 
 def _dropout(key: Array, x: Array, rate: float = 0.1) -> Array:
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
-def transformer_block(p: Params, x: Array, key: Array, heads: int) -> Array:
-    """Attention and two dense layers, each after a norm, with dropout. x: (B, T, hidden)."""
-    first, second, third = jax.random.split(key, 3)
-    b, t, d = x.shape
-    q, k, v = jnp.split((_norm(x, p["norms"][0]) @ p["qkv"]).reshape(b, t, heads, -1).transpose(0, 2, 1, 3), 3, -1)
+def _attended(q: Array, kv: Array, mask: Array, key: Array, heads: int) -> Array:
+    """Attends to keys and values. q: (B, T, hidden); kv: (B, S, 2 * hidden), by heads; mask: what is read, as the scores."""
+    b, t, d = q.shape
+    q = q.reshape(b, t, heads, -1).transpose(0, 2, 1, 3)
+    k, v = jnp.split(kv.reshape(b, kv.shape[1], heads, -1).transpose(0, 2, 1, 3), 2, -1)
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * (d // heads) ** -0.5
-    weights = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -1e9), -1)
-    attended = jnp.einsum("bhqk,bhkd->bqhd", _dropout(first, weights), v).reshape(b, t, d)
-    x = x + _dropout(second, attended @ p["proj"])
+    weights = _dropout(key, jax.nn.softmax(jnp.where(mask, scores, -1e9), -1))
+    return jnp.einsum("bhqk,bhkd->bqhd", weights, v).reshape(b, t, d)
+
+
+def transformer_block(p: Params, x: Array, key: Array, heads: int, mask: Array | None = None, memory: Any = None) -> Array:
+    """Attention, and two dense layers, each after a norm, with dropout.
+
+    Args:
+        p: the parameters.
+        x: (B, T, hidden).
+        key: of the dropout.
+        heads: of the attention.
+        mask: (B, 1, 1, T), the words that exist. None: each word attends to those before it.
+        memory: of a decoder: what it attends to, in between, (B, S, hidden), and the mask of that.
+    """
+    first, second, third, *more = jax.random.split(key, 3 if memory is None else 5)
+    t, d = x.shape[1:]
+    mask = jnp.tril(jnp.ones((t, t), bool)) if mask is None else mask
+    q, kv = jnp.split(_norm(x, p["norms"][0]) @ p["qkv"], [d], -1)
+    x = x + _dropout(second, _attended(q, kv, mask, first, heads) @ p["proj"])
+    if memory is not None:
+        read = _attended(_norm(x, p["norms"][2]) @ p["query"], memory[0] @ p["memory"], memory[1], more[0], heads)
+        x = x + _dropout(more[1], read @ p["out"])
     return x + _dropout(third, jax.nn.gelu(_norm(x, p["norms"][1]) @ p["up"]) @ p["down"])
 
 
 def transformer_loss(p: Params, batch: Any, remat: Remat = identity) -> Array:
-    tokens, keys = batch
+    """An encoder and a decoder (Vaswani et al., 2017), with norms before the layers and one table of words."""
+    source, target, lengths, keys = batch
     block = remat(partial(transformer_block, heads=8))
-    x = p["words"][tokens]
-    for layer, key in zip(p["blocks"], keys, strict=True):
-        x = block(layer, x, key)
-    return _cross_entropy((x @ p["out"])[:, :-1], tokens[:, 1:])
+    mask = (jnp.arange(source.shape[1]) < lengths[:, None])[:, None, None]
+    x = _at_positions(p["words"][source])
+    for layer, key in zip(p["encoder"], keys, strict=False):
+        x = block(layer, x, key, mask=mask)
+    memory = _norm(x, p["norms"][0])
+    x = _at_positions(p["words"][jnp.pad(target, ((0, 0), (1, 0)))[:, :-1]])
+    for layer, key in zip(p["decoder"], keys[len(p["encoder"]) :], strict=True):
+        x = block(layer, x, key, memory=(memory, mask))
+    return _cross_entropy(_norm(x, p["norms"][1]) @ p["out"], target)
+
+
+def _at_positions(x: Array) -> Array:
+    """Adds waves of the positions to words, (B, T, hidden)."""
+    half = x.shape[2] // 2
+    angles = jnp.arange(x.shape[1])[:, None] * 10000.0 ** (-jnp.arange(half) / half)
+    return x + jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1).astype(x.dtype)
 
 
 def resnet_init(key: Array, width: int, batch: int, pixels: int, blocks: int, stages: int = 4) -> tuple[Params, Any]:
     k = iter(jax.random.split(key, 16 * blocks + 5))
 
     def conv(size: int, n: int, m: int) -> Array:
-        return jax.random.normal(next(k), (size, size, n, m)) * (size * size * n) ** -0.5
+        return _filter(next(k), size, size, n, m)
 
     found, n = [], width
     for s in range(stages):
@@ -189,8 +252,9 @@ def resnet_init(key: Array, width: int, batch: int, pixels: int, blocks: int, st
     return params, (jax.random.normal(next(k), (batch, pixels, pixels, 3)), jax.random.randint(next(k), (batch,), 0, 100))
 
 
-def _conv(x: Array, w: Array, stride: int = 1) -> Array:
-    return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def _conv(x: Array, w: Array, stride: int | tuple[int, int] = 1) -> Array:
+    strides = (stride, stride) if isinstance(stride, int) else stride
+    return lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def resnet_block(p: Params, x: Array, stride: int) -> Array:
@@ -231,8 +295,8 @@ CASES = {
     ),
     "deepspeech2": Case(
         speech_init, speech_loss,
-        {"hidden": 800, "batch": 32, "length": 400, "layers": 5, "bands": 161},
-        {"hidden": 128, "batch": 16, "length": 100, "layers": 3, "bands": 40},
+        {"hidden": 800, "batch": 32, "length": 800, "layers": 5, "bands": 161, "channels": 32, "letters": 120},
+        {"hidden": 128, "batch": 16, "length": 100, "layers": 3, "bands": 40, "channels": 8, "letters": 20},
     ),
     "transformer": Case(
         transformer_init, transformer_loss,

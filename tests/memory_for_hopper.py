@@ -32,7 +32,8 @@ def temp(fn: Any, *args: Any) -> int:
     return memory.temp_size_in_bytes
 
 
-shapes = jax.eval_shape(lambda key: speech_init(key, hidden=64, batch=16, length=60, layers=4, bands=16), jax.random.key(0))
+sizes = {"hidden": 64, "batch": 16, "length": 120, "layers": 4, "bands": 16, "channels": 2, "letters": 20}
+shapes = jax.eval_shape(lambda key: speech_init(key, **sizes), jax.random.key(0))
 small = recompute(speech_loss)
 found = {"temp": temp(jax.grad(small), *shapes)}
 late_zeros._SMALL = 1 << 62

@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from bench import budgets, echo, echo_cases, memory, memory_report, plans, store
+from bench import budgets, echo, echo_cases, memory, memory_report, plans, store, time_to_loss
 
 TINY = memory.Size(graphs=8, hidden=8, points=2, steps=1, quarters=(16,), echo="small", samples=8)
 
@@ -75,6 +77,36 @@ def test_a_model_with_and_without_recompute(monkeypatch):
         found[variant] = done.value.value
     assert found["jax.grad"]["loss"] == pytest.approx(found["recompute min"]["loss"], rel=1e-5)
     assert found["recompute min"]["temp"] < found["jax.grad"]["temp"]
+
+
+def test_translation_is_learned_within_its_memory():
+    plain, ours = (time_to_loss.trained(way, time_to_loss.SMALL, 60) for way in time_to_loss.WAYS)
+    assert max(plain["loss"], ours["loss"]) <= 2 and ours["batch"] == 2 * plain["batch"] and ours["bytes"] < plain["bytes"]
+
+
+def test_models_do_not_read_what_follows_a_sequence():
+    def drawn(name, **small):
+        found = echo_cases.CASES[name]
+        compiled = jax.jit(found.loss)
+        return lambda *args: float(compiled(*args)), *found.init(jax.random.key(0), **found.small | small)
+
+    loss, params, (source, target, lengths, keys) = drawn("transformer", hidden=16, length=8, layers=1, words=20)
+    beyond = jnp.arange(8) >= lengths[:, None]
+    assert beyond.any()
+    other = jnp.where(beyond, (source + 1) % 20, source)
+    assert loss(params, (other, target, lengths, keys)) == pytest.approx(
+        loss(params, (source, target, lengths, keys)), rel=1e-6
+    )
+    assert loss(params, ((source + 1) % 20, target, lengths, keys)) != loss(params, (source, target, lengths, keys))
+
+    loss, params, (sound, frames, text, letters) = drawn("deepspeech2", hidden=8, length=24, layers=1, bands=6, letters=4)
+    beyond = jnp.arange(4) >= letters[:, None]
+    assert beyond.any()
+    other = jnp.where(beyond, 1 + text % 28, text)
+    assert loss(params, (sound, frames, other, letters)) == pytest.approx(
+        loss(params, (sound, frames, text, letters)), rel=1e-6
+    )
+    assert loss(params, (sound, frames, 1 + text % 28, letters)) != loss(params, (sound, frames, text, letters))
 
 
 @pytest.mark.parametrize("variant", memory.TORCH[:2])
