@@ -357,9 +357,9 @@ class Loader(Generic[Yielded]):
         begun, self.waited = time.perf_counter(), 0.0
         with contextlib.closing(self._batches_of_epoch()) as found:
             while True:
-                asked = time.perf_counter()
+                start = time.perf_counter()
                 batches = next(found, None)
-                self.waited += time.perf_counter() - asked
+                self.waited += time.perf_counter() - start
                 if batches is None:
                     break
                 self.batch, self.seen = self.batch + len(batches), self.seen + len(batches)
