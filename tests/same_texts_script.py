@@ -13,7 +13,7 @@ from cavs._schedule.schedule import ExportedSchedule
 from cavs.kernels import H200, Target, native_unavailable
 from tests.lower_for_hopper import DEVICE
 
-HIDDEN = 64
+HIDDEN = 16
 ENGINES = ["scan", *([] if native_unavailable() else ["native"]), *(["persistent"] if jax.__version_info__ >= (0, 11) else [])]
 # One that gathers all children on each engine, and one by number on the engine whose text depends on it most.
 PROGRAMS = {

@@ -28,7 +28,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",

@@ -30,7 +30,7 @@ def start(tmp_path: Path, dies: str, options: list[str]) -> list[subprocess.Pope
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
     }
     command = [sys.executable, "-m", "tests.train_devices_script"]

@@ -40,13 +40,15 @@ def choose_engine(engine: str | Engine | None, job: Job) -> Engine:
 
     `job`: what it is to run. Raises `EngineError` if the engine that was asked for cannot run the job.
     """
-    asked = engine_of(engine)
-    if asked is None:
+    user_engine = engine_of(engine)
+    if user_engine is None:
         _warn_once_if_held_back(job.target)
         return next(ENGINES[name] for name in _PREFERRED if ENGINES[name].is_best_for(job))
-    if reason := asked.unfit(job):
-        raise EngineError(f"run: engine: got {asked.name!r}, but {reason}. Write engine='scan', or engine=None to choose.")
-    return asked
+    if reason := user_engine.unfit(job):
+        raise EngineError(
+            f"run: engine: got {user_engine.name!r}, but {reason}. Write engine='scan', or engine=None to choose."
+        )
+    return user_engine
 
 
 @functools.cache

@@ -116,7 +116,7 @@ class Engine:
     name: ClassVar[str]  # what users write for it
     # Whether one kernel launch runs all levels of a kind. The stages around a launch may then build whole tensors rather
     # than write into them.
-    launches: ClassVar[bool] = False
+    one_launch: ClassVar[bool] = False
     # The engine that replaces it where `jax.vmap` or a second derivative transforms a pass; `None` if it can be transformed
     # itself.
     stand_in: "ClassVar[Engine | None]" = None

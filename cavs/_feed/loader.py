@@ -17,31 +17,27 @@ from cavs._feed.batches import Batch, Batches
 from cavs._feed.delivery import Delivery
 from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, position_of
 from cavs._feed.sampler import Sampler
-from cavs._feed.settings import Sample, Settings, Source, ahead_of, checked, members_of, partial_stacks, steps_for, with_rows
+from cavs._feed.settings import (
+    Sample,
+    Settings,
+    Source,
+    ahead_of,
+    checked,
+    members_of,
+    partial_stacks,
+    refuse_others,
+    steps_for,
+    with_rows,
+)
 from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
-from cavs._graphs.counted import counted, suggestion
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.batches import compiled
 from cavs._schedule.schedule import Schedule
 from cavs.kernels import Target
-
-# What to write for arguments of the loaders of other libraries.
-_THREAD = "ahead=2 to prepare two dispatches on a thread, which schedules in place of processes, and ahead=0 for none"
-ELSEWHERE = {
-    "batch_size": "batches={!r}, the number of graphs of a batch",
-    "num_workers": _THREAD,
-    "workers": _THREAD,
-    "prefetch": _THREAD,
-    "prefetch_factor": _THREAD,
-    "collate_fn": "collate=fn, which gets a cavs.data.Sample",
-    "drop_last": "last='drop', or last='short'",
-    "batch_sampler": "batches=an iterable of integer arrays, the graphs of each batch",
-    "sampler": "batches=an iterable of integer arrays, the graphs of each batch",
-}
-
 
 Given: TypeAlias = int | Iterable[Index]
 Sources: TypeAlias = Sequence[Source]
@@ -200,9 +196,7 @@ class Loader(Generic[Yielded]):
         shuffle: bool = True,
         **others: Any,
     ):
-        for name, value in others.items():
-            hint = f"Write {ELSEWHERE[name].format(value)}." if name in ELSEWHERE else suggestion(name, type(self)._names())
-            raise TypeError(f"Loader: {name}: got {value!r}; expected no such argument. {hint}".rstrip())
+        refuse_others(others, type(self)._names())
         seed = seed if shuffle else None
         self._members, several = members_of(graphs, batches, fields, policy, kinds, collate is not None)
         of_samples = [m.graphs for m in self._members if m.pick is None]
@@ -363,9 +357,9 @@ class Loader(Generic[Yielded]):
         begun, self.waited = time.perf_counter(), 0.0
         with contextlib.closing(self._batches_of_epoch()) as found:
             while True:
-                asked = time.perf_counter()
+                start = time.perf_counter()
                 batches = next(found, None)
-                self.waited += time.perf_counter() - asked
+                self.waited += time.perf_counter() - start
                 if batches is None:
                     break
                 self.batch, self.seen = self.batch + len(batches), self.seen + len(batches)

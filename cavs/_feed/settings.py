@@ -1,6 +1,6 @@
 """Validates the arguments of a loader, and fills in the defaults of the device."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from cavs._feed.plan import Member, Pick
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import Index
-from cavs._graphs.counted import counted
+from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
@@ -33,6 +33,21 @@ Source: TypeAlias = Graphs | tuple[Graphs, Pick]
 
 GraphsOf = TypeVar("GraphsOf")  # `Graphs`, or a tuple of them
 SchedOf = TypeVar("SchedOf")  # `Schedule`, or a tuple of them
+
+
+# What to write for arguments of the loaders of other libraries.
+_THREAD = "ahead=2 to prepare two dispatches on a thread, which schedules in place of processes, and ahead=0 for none"
+ELSEWHERE = {
+    "batch_size": "batches={!r}, the number of graphs of a batch",
+    "num_workers": _THREAD,
+    "workers": _THREAD,
+    "prefetch": _THREAD,
+    "prefetch_factor": _THREAD,
+    "collate_fn": "collate=fn, which gets a cavs.data.Sample",
+    "drop_last": "last='drop', or last='short'",
+    "batch_sampler": "batches=an iterable of integer arrays, the graphs of each batch",
+    "sampler": "batches=an iterable of integer arrays, the graphs of each batch",
+}
 
 
 class Sample(NamedTuple, Generic[GraphsOf, SchedOf]):
@@ -82,6 +97,13 @@ class Settings(NamedTuple):
     mesh: Mesh | None
     parts: int | None
     target: Target
+
+
+def refuse_others(others: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises a `TypeError` for arguments that `Loader` does not have. `names` are those that it has."""
+    for name, value in others.items():
+        hint = f"Write {ELSEWHERE[name].format(value)}." if name in ELSEWHERE else suggestion(name, names)
+        raise TypeError(f"Loader: {name}: got {value!r}; expected no such argument. {hint}".rstrip())
 
 
 def members_of(

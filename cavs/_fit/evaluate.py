@@ -13,7 +13,7 @@ from cavs._feed.loader import Loader
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._step.step import divided
+from cavs._step.stacks import divided
 
 Sums: TypeAlias = dict[str, float]
 ROWS = ("vertices", "graphs")

@@ -110,7 +110,7 @@ def _pushed_states_back(
     """Adds the cotangents of pushes to the cotangents of the pushed states; push j is state leaf `push_states[j]`."""
     row, g = jnp.asarray(batch.sched.row), known.states
     index = row if select is None else row.at[select].get(mode="clip")
-    if engine.launches and sum(g[i].nbytes for i in set(push_states) if i in g) > FEW_BYTES:
+    if engine.one_launch and sum(g[i].nbytes for i in set(push_states) if i in g) > FEW_BYTES:
         g, number = by_number(g, push_states, index, cts, batch.sched.shape.rows, unique=select is None)
         return known._replace(states=g, row=number)
     for i, ct in zip(push_states, cts, strict=True):
@@ -175,7 +175,7 @@ def _leaves_back(
         ct = [x if x.dtype == jax.dtypes.float0 else jnp.where(count > 0, x, jnp.zeros_like(x)) for x in ct]
         ct_params = _sum(ct_params, ct)
         # If the rows of inner vertices are there already, the rows of the leaves, which may be few, are scattered between them.
-        if inside and not engine.launches:
+        if inside and not engine.one_launch:
             ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
         else:
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.leaf_row[k], count)

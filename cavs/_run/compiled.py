@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
     job: Job  # F, traced and split, the shape of the schedule, and the device
     sched: Schedule
-    asked: Engine | None  # the engine that was asked for
+    user_engine: Engine | None  # the engine that was asked for
     params: PyTree  # the parameters
     inputs: PyTree  # the inputs, (Vp, ...)
     edges: PyTree  # the edges, (Ep, ...)
@@ -56,26 +56,28 @@ def _loops_are_refused(plan: FunctionPlan) -> Iterator[None]:
         raise TypeError(MSG_LOOP.format(where=plan.loop)) from e
 
 
-def compiled(job: Job, asked: Engine | None) -> Callable[..., list[jax.Array]]:
+def compiled(job: Job, user_engine: Engine | None) -> Callable[..., list[jax.Array]]:
     """Returns the jitted function of a job, with its VJP. A memory plan can change its options."""
-    return _compiled(job.plan, job, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    return _compiled(job.plan, job, user_engine, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
 
 
 @memoized
-def _compiled(plan: FunctionPlan, job: Job, asked: Engine | None, precision: str | None) -> Callable[..., list[jax.Array]]:
+def _compiled(
+    plan: FunctionPlan, job: Job, user_engine: Engine | None, precision: str | None
+) -> Callable[..., list[jax.Array]]:
     def call_of(options: MemoryOptions) -> tuple[Callable[..., list[jax.Array]], str]:
-        return _call(plan, job._replace(options=options), asked, precision)
+        return _call(plan, job._replace(options=options), user_engine, precision)
 
     return jax.jit(tunable(call_of, job.options, plan.names))
 
 
 @memoized
 def _call(
-    plan: FunctionPlan, job: Job, asked: Engine | None, precision: str | None
+    plan: FunctionPlan, job: Job, user_engine: Engine | None, precision: str | None
 ) -> tuple[Callable[..., list[jax.Array]], str]:
     """Returns the function of a job, and the name of the engine that runs it."""
     del plan, precision  # which owns the memo; which engines read from JAX's configuration
-    engine = choose_engine(asked, job)
+    engine = choose_engine(user_engine, job)
     sweep = _sweep(job, engine)
     if engine.stand_in is not None:
         sweep = transformed_by(sweep, _sweep(job, engine.stand_in))
@@ -115,4 +117,4 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
 
     # JAX transposes outside of `run`.
     passes = always_compiled(primal), always_compiled(forward_saving), always_compiled(reverse)
-    return Sweep(*map(without_empty, passes)) if engine.launches else Sweep(*passes)
+    return Sweep(*map(without_empty, passes)) if engine.one_launch else Sweep(*passes)

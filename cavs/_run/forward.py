@@ -80,7 +80,7 @@ def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool)
 def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
     """Evaluates F at the leaves: they gather nothing, so all leaves of a kind are one batch."""
     plan, sched, kinds, shape = batch.plan, batch.sched, batch.kinds, batch.sched.shape
-    whole = engine.launches and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
+    whole = engine.one_launch and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
     states = [] if whole else [batch.zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
     vertices = leaf_vertices(sched)
 
@@ -92,7 +92,7 @@ def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
     for k, (name, size, vertex) in enumerate(zip(kinds, shape.leaves, vertices, strict=True)):
         role = plan.leaf[name]
         block = leaf_block(role, size)
-        fn = leaf_function(role, block or size, stored=engine.launches)
+        fn = leaf_function(role, block or size, stored=engine.one_launch)
         fixed = {i for i, v in enumerate(role.arguments) if v in role.fixed}
         if block:
             (s, y), vjp = with_vjp_in_blocks(fn, save, (given.params,), pulled, vertex, block, fixed)
@@ -135,16 +135,16 @@ def _pushes(
     outs = [jnp.zeros((vertices, *a.shape), a.dtype) for a in plan.push_avals]
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
         if not batch.has_leaves:
-            index = _only(leaves.vertices[k], sched.leaf_count[k], vertices)
+            index = _out_of_bounds_from(leaves.vertices[k], sched.leaf_count[k], vertices)
             outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaves.pushes[k], strict=True)]
         read = functools.partial(lazy_arguments, part, rows, levels.states, eager[k], levels.extras[k])
         y, vjp = with_vjp(lazy_function(part, rows), save, (statics[k],), read)
         transposes += vjp
-        index = _only(rows.vertex, rows.count, vertices)
+        index = _out_of_bounds_from(rows.vertex, rows.count, vertices)
         outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]
     return outs, transposes
 
 
-def _only(index: jax.Array, count: jax.Array, nowhere: int) -> jax.Array:
+def _out_of_bounds_from(index: jax.Array, count: jax.Array, nowhere: int) -> jax.Array:
     """Returns `index` with `nowhere` from place `count` on: a row that is out of bounds, so that nothing is written there."""
     return jnp.where(jnp.arange(index.shape[0]) < count, index, nowhere)

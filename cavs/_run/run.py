@@ -104,7 +104,7 @@ def run_with_options(
             "program.vertex_function() for a ready vertex program."
         )
     check_schedule("run", sched)
-    asked, target = engine_of(engine), Target.here()
+    user_engine, target = engine_of(engine), Target.here()
     params, inputs, edges = (
         as_arrays(x, f"run: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
     )
@@ -120,10 +120,10 @@ def run_with_options(
         )
     too_many = _check_arity(F, plan, sched, kinds)
     select = None if select is None else _checked_rows(select, exact)
-    if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
-        asked = ENGINES["scan"]  # under jax.vmap: JAX exports no public type of its tracers
+    if user_engine is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
+        user_engine = ENGINES["scan"]  # under jax.vmap: JAX exports no public type of its tracers
     job = Job(plan, sched.shape, kinds, target, options, isinstance(sched, ExportedSchedule))
-    call = Call(job, sched, asked, params, inputs, edges, select)
+    call = Call(job, sched, user_engine, params, inputs, edges, select)
     outs = run_in_segments(call, sched, run_with_options) if isinstance(sched, SegmentedSchedule) else _whole(call)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
@@ -134,7 +134,7 @@ def run_with_options(
 
 def _whole(call: Call) -> Arrays:
     """Returns the leaves of the pushes of all levels, as stored."""
-    jitted = compiled(call.job, call.asked)
+    jitted = compiled(call.job, call.user_engine)
     # A traced schedule is inside a `jax.jit` already. JAX would trace another one without its derivative first, for nothing.
     function = across_axes(jitted if call.sched.is_concrete else jitted.__wrapped__)
     return function(jax.tree.leaves(call.params), call.sched.data, jax.tree.leaves((call.inputs, call.edges)), call.select)

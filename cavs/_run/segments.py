@@ -62,13 +62,13 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
     Returns the leaves of the pushes as stored, (Vp, ...), or (M, ...) with `select`. `run`: evaluates one segment. Raises
     `EngineError` if the engine that was asked for cannot run segments.
     """
-    asked, plan, shape = call.asked, call.job.plan, sched.segment_shape
-    if asked is not None and asked.launches:
+    user_engine, plan, shape = call.user_engine, call.job.plan, sched.segment_shape
+    if user_engine is not None and user_engine.one_launch:
         raise EngineError(
-            f"run: engine: got {asked.name!r}, but a schedule in segments runs on engine 'scan', or 'native' on a CPU. "
+            f"run: engine: got {user_engine.name!r}, but a schedule in segments runs on engine 'scan', or 'native' on a CPU. "
             "Write engine='scan', or engine=None to choose."
         )
-    engine = ENGINES["scan"] if asked is None and not call.job.target.is_cpu else asked
+    engine = ENGINES["scan"] if user_engine is None and not call.job.target.is_cpu else user_engine
     (params, inputs, edges), trees = zip(*map(jax.tree.flatten, (call.params, call.inputs, call.edges)), strict=True)
     count = len(inputs)
     function = _with_given(plan, call.job.kinds, shape.shape.kinds, tuple(plan.function.state_avals(call.params, call.inputs)))

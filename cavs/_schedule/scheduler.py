@@ -71,15 +71,15 @@ def schedule(
     return sched if segments == 1 else in_segments([(graphs, sched)], options, segments)[0]
 
 
-def options_of(function: str, graphs: Graphs, asked: Options) -> Options:
+def options_of(function: str, graphs: Graphs, options: Options) -> Options:
     """Validates the options of a schedule, for error messages of `function`, and fills in the default of this device."""
     check_graphs(graphs, f"{function}(graphs, ...)")
-    if asked.policy not in ("batching", "serial"):
-        raise ValueError(f"{function}: policy: got {asked.policy!r}; expected 'batching' or 'serial'.")
-    if isinstance(asked.fields, str):
-        got = repr(asked.fields)
+    if options.policy not in ("batching", "serial"):
+        raise ValueError(f"{function}: policy: got {options.policy!r}; expected 'batching' or 'serial'.")
+    if isinstance(options.fields, str):
+        got = repr(options.fields)
         raise TypeError(f"{function}: fields: got {got}; expected a sequence of names. Write fields=({got},).")
-    fields = tuple(asked.fields)
+    fields = tuple(options.fields)
     has = [name for name in FIELDS if getattr(graphs, name) is not None]
     for field in fields:
         if field == "label" and graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):
@@ -90,4 +90,4 @@ def options_of(function: str, graphs: Graphs, asked: Options) -> Options:
         if field not in has:
             expected = f"fields that these graphs have: {', '.join(has)}" if has else f"(), as the graphs have none of {FIELDS}"
             raise ValueError(f"{function}: fields: got {field!r}; expected {expected}.")
-    return asked._replace(fields=fields, scripts=Target.here().is_gpu if asked.scripts is None else asked.scripts)
+    return options._replace(fields=fields, scripts=Target.here().is_gpu if options.scripts is None else options.scripts)

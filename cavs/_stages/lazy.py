@@ -202,7 +202,7 @@ def _transpose(
             args.append(statics[place[x]] if x in place else part.role.program.consts[x])
         elif i in use.operands:
             value = value_at(use.operands[i], ROW, n, env, part.joint.domain)
-            args.append(value if counted is None else _only(value, counted))
+            args.append(value if counted is None else _repeat_last(value, counted))
         else:  # the gradient does not depend on it
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
     if all(a is None for a in axes):
@@ -225,7 +225,7 @@ def _transpose(
     return [(place[use.eqn.invars[i]], _if_any(ct, counted)) for i, ct in zip(use.statics, out, strict=True)]
 
 
-def _only(x: jax.Array, counted: jax.Array) -> jax.Array:
+def _repeat_last(x: jax.Array, counted: jax.Array) -> jax.Array:
     """Returns `x` with all rows that do not count replaced by the last one, which does."""
     return jnp.where(counted.reshape(-1, *(1,) * (x.ndim - 1)), x, x[-1]) if x.shape[0] else x
 

@@ -44,7 +44,7 @@ class DonatedState:
             return state
         where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
-        def owned(path: Any, x: Any) -> Any:
+        def writable(path: Any, x: Any) -> Any:
             if same and id(x) in self._mine and isinstance(x, jax.Array):
                 return x
             if text := beyond_32_bits(x):
@@ -55,7 +55,7 @@ class DonatedState:
                 kind = OverflowError if isinstance(error, OverflowError) else TypeError
                 raise kind(MSG_LEAF.format(jax.tree_util.keystr(path), f"{x!r:.80}", error)) from error
 
-        return jax.tree_util.tree_map_with_path(owned, state)
+        return jax.tree_util.tree_map_with_path(writable, state)
 
     def _copied(self, x: Any, where: NamedSharding | None) -> jax.Array:
         if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):

@@ -2,14 +2,13 @@
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core as jex
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
@@ -27,6 +26,7 @@ from cavs._step.background import Background
 from cavs._step.concurrent_jit import Concurrent, in_turn
 from cavs._step.donated_state import DonatedState
 from cavs._step.host_memory import keeps_much, return_unused
+from cavs._step.stacks import OneStep, divided, run_filled
 from cavs._step.step_in_budget import StepInBudget
 from cavs._step.xla_options import options_of
 from cavs.kernels import Target
@@ -34,7 +34,6 @@ from cavs.kernels import Target
 UNROLL = 4  # training steps in one CUDA graph
 State = TypeVar("State")
 Metrics = TypeVar("Metrics")  # of one batch; a dispatch returns the same types, with an axis of steps
-OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 MSG_VARYING = (
     "step: {what}: got values that differ between devices; expected the same on all. Let the loss be that of the whole batch: "
@@ -216,45 +215,6 @@ def checked(fun: Any) -> Any:
         return new, metrics
 
     return one
-
-
-def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
-    """Runs `fun` over the first `filled` batches of a stack of `length` batches. Metrics of the others are zeros."""
-
-    def at(i: jax.Array) -> PyTree:
-        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), stack)
-
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
-    trace = jax.make_jaxpr(fun, return_shape=True)
-    closed, shapes = trace(state, like)  # traced once, for its shapes and for the loop
-    if any(x.dtype != new.dtype for x, new in zip(jax.tree.leaves(state), jax.tree.leaves(shapes[0]), strict=True)):
-        # A Python number, which takes the type that the function gives it, as in `lax.scan`.
-        state = jax.tree.map(lambda x, new: x if x.dtype == new.dtype else x.astype(new.dtype), state, shapes[0])
-        closed, shapes = trace(state, like)
-    run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
-    none = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
-
-    def one(i: jax.Array, done: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        state, metrics = jax.tree.unflatten(treedef, run(*jax.tree.leaves((done[0], at(i)))))
-        return state, jax.tree.map(lambda into, x: lax.dynamic_update_index_in_dim(into, x, i, 0), done[1], metrics)
-
-    return lax.fori_loop(0, filled, one, (state, none))
-
-
-def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTree]:
-    """Runs `fun(state, tree)` on each device of the mesh of `batches`, with the part of `batches.tree` of that device.
-
-    The state and what `fun` returns are the same on all devices.
-    """
-    assert batches.mesh is not None
-    (axis,) = batches.mesh.axis_names
-    before = 0 if batches.count is None else 1
-
-    def local(state: PyTree, tree: PyTree) -> PyTree:
-        return fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree))
-
-    spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
-    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)
 
 
 def _check(state: PyTree, batches: PyTree) -> None:

@@ -110,14 +110,16 @@ def vocabulary(
     check_file("embeddings", path)
     known = set(words)
     extra = [w for name, g in parts.items() if name != "train" for w in g.vocab or () if w not in known]
-    asked = [*dict.fromkeys((*words, *extra))]
-    vectors = cavs.io.read_vectors(path, asked)
-    keep = np.array([w in known for w in asked]) | vectors.found
+    wanted = [*dict.fromkeys((*words, *extra))]
+    vectors = cavs.io.read_vectors(path, wanted)
+    keep = np.array([w in known for w in wanted]) | vectors.found
     size = vectors.rows.shape[1]
     if options.embedding_size not in (None, size):
         got = f"--embedding-size: got {options.embedding_size}; expected {size}"
         raise Mistake(f"{got}, the size of the vectors in {path}.")
-    return [w for w, k in zip(asked, keep.tolist(), strict=True) if k], cavs.io.Vectors(vectors.found[keep], vectors.rows[keep])
+    return [w for w, k in zip(wanted, keep.tolist(), strict=True) if k], cavs.io.Vectors(
+        vectors.found[keep], vectors.rows[keep]
+    )
 
 
 def embedding_size(options: RunOptions, vectors: cavs.io.Vectors | None, default: int | None = None) -> int:

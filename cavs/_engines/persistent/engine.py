@@ -47,7 +47,7 @@ class Persistent(Engine):
     layouts: Layouts = MEASURED  # overrides of the layouts on the chip, for tests and `bench tune`
 
     name = "persistent"
-    launches = True
+    one_launch = True
     stand_in = Scan()
 
     def unfit(self, job: Job) -> str | None:

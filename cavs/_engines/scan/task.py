@@ -143,13 +143,13 @@ def run_task(
     mine, mine_edges = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
     values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.cuts.domain.items()}
     for v, i in kind.own.items():  # rows that are not the task's may belong to its children, or others
-        g = g | {i: write(g[i], _only(mine, values[v], env[part.reverse.state_cts[i]]), row)}
+        g = g | {i: write(g[i], _rows_where(mine, values[v], env[part.reverse.state_cts[i]]), row)}
     g = _with_children(kind, g, span, mine, mine_edges, env)
     new = []
     for v, b in zip(kind.stored, cuts[kind.number], strict=True):
         edge, value = kind.level[v] == EDGE, values[v]
         if v in kind.reused:  # rows of the span that are not the task's still hold what the forward kept
-            value = _only(mine_edges if edge else mine, value, before[v])
+            value = _rows_where(mine_edges if edge else mine, value, before[v])
         value = together([value], b.shape[1:])  # it may lie where several kept values were
         new.append(write(b, value, edge_start if edge else start))
     cuts, totals = list(cuts), list(totals)
@@ -160,7 +160,7 @@ def run_task(
     return g, cuts, totals
 
 
-def _only(mine: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
+def _rows_where(mine: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
     """Returns the rows of `value` where `mine`, and of `before` elsewhere."""
     return jnp.where(mine.reshape(-1, *(1,) * (value.ndim - 1)), value, before)
 
