@@ -5,6 +5,7 @@
 
 import functools
 import json
+import math
 import operator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ def file_of(device: str) -> Path:
 
 
 def key(products: list[tuple[int, int]], forward: bool, precision: str, rows: float) -> str:
-    """What a layout depends on: the products as (K, columns), the direction, the precision, and vertices a level."""
+    """What a layout depends on: the products as (K, columns), the direction, the precision, and vertices a level.
+
+    These are rounded to the nearest power of two: batches of the same graphs have slightly more or fewer, with their padding.
+    """
     sizes = "+".join(f"{k}x{n}" for k, n in sorted(products))
-    return f"{sizes} {'forward' if forward else 'backward'} {precision} {1 << max(0, round(rows).bit_length() - 1)}"
+    return f"{sizes} {'forward' if forward else 'backward'} {precision} {1 << round(math.log2(max(1.0, rows)))}"
 
 
 @functools.cache
