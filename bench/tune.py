@@ -67,7 +67,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
         plan = plan_of(_fresh(ready), shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
         made = lower.recurrence_of(plan, None, forward, sched.shape.forest, target=Target.here())
         asked = made.precision
-        key = chip.tuning_key(made.program, forward, asked, sched.shape)
+        key = chip.tuning_keys(made.program, forward, asked, sched.shape)[0]
         if key in tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:
             continue
         layouts = sorted(

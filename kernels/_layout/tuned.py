@@ -18,13 +18,16 @@ def file_of(device: str) -> Path:
     return FOLDER / f"{device.lower().replace(' ', '-')}.json"
 
 
-def key(products: list[tuple[int, int]], forward: bool, precision: str, rows: float) -> str:
+def keys(products: list[tuple[int, int]], forward: bool, precision: str, rows: float) -> list[str]:
     """What a layout depends on: the products as (K, columns), the direction, the precision, and vertices a level.
 
-    These are rounded to the nearest power of two: batches of the same graphs have slightly more or fewer, with their padding.
+    Vertices are counted in powers of two. The first key has the power that is nearest to `rows`, the second one its other
+    neighbour: a record of it will do, because batches of the same graphs have more or fewer vertices with their padding.
     """
     sizes = "+".join(f"{k}x{n}" for k, n in sorted(products))
-    return f"{sizes} {'forward' if forward else 'backward'} {precision} {1 << round(math.log2(max(1.0, rows)))}"
+    exact = math.log2(max(1.0, rows))
+    powers = dict.fromkeys([round(exact), math.floor(exact), math.ceil(exact)])
+    return [f"{sizes} {'forward' if forward else 'backward'} {precision} {1 << power}" for power in powers]
 
 
 @functools.cache

@@ -154,11 +154,14 @@ def mean_rows(shape: Shape | None) -> float:
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
 
 
-def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> str:
-    """Returns the key under which a layout is recorded in `kernels/tuned`."""
+_GAIN = 0.85  # weights that would fit stream only if a level then takes at most this part of the time, as estimated
+
+
+def tuning_keys(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> list[str]:
+    """Returns the keys under which a layout may be recorded in `kernels/tuned`, the nearest first."""
     weights = {(p.weight, p.axis): p for p in program.products()}
     sizes = [(program.size(p.size), p.blocks * program.unit) for p in weights.values()]
-    return tuned.key(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
+    return tuned.keys(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
 
 
 def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
@@ -176,13 +179,14 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
     best = measured(recurrence, how.target, shape)
     if best is None:
         roomy = [c for c in fitting if not is_crowded(program, c)]
-        best = min(roomy or fitting, key=lambda c: mean_cost(program, c, shape))
+        best = min(roomy or fitting, key=lambda c: mean_cost(program, c, shape) / (1 if c.resident else _GAIN))
     return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best
 
 
 def measured(recurrence: Direction, target: Target, shape: Shape | None = None) -> LaunchConfig | None:
     """Returns the layout on record for a direction, if there is one and it fits: the kernels may have changed since."""
     program, precision = recurrence.program, recurrence.precision
-    known = tuned.nearest(target.device_kind).get(tuning_key(program, recurrence.forward, precision, shape))
+    records = tuned.nearest(target.device_kind)
+    known = next((records[k] for k in tuning_keys(program, recurrence.forward, precision, shape) if k in records), None)
     config = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"}) if known else None
     return config if config in candidates(program, precision, target) else None
