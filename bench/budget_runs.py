@@ -30,7 +30,10 @@ from bench.remote import ROOT, Child, WorkerDied
 
 Record = dict[str, Any]
 CONSTANT = 192 << 20  # bytes of a capped allocator beyond the budget of a step: workspaces, and what runs before it
-AT_ONCE, LARGE_AT_ONCE = 16, 4  # processes that compile, and processes that wait for their turn
+AT_ONCE, LARGE_AT_ONCE = (
+    16,
+    4,
+)  # processes that compile or wait for their turn; those that compile large steps share the memory of the GPU
 SECONDS, MOST = 1.5, 20  # a step is timed for so long, or so often
 # Steps of these parts compile in a tenth of the time with cuBLAS alone: XLA would compile each product in tens of ways.
 NO_TRITON, OF_CUBLAS = "--xla_gpu_enable_triton_gemm=false", ("capped", "largest", "wide")
