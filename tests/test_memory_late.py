@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from cavs._jaxpr import late_zeros
 from cavs._jaxpr.late_zeros import run_late
@@ -59,6 +60,37 @@ def test_second_derivatives_and_vmap():
     assert_close(product(planned), product(loss), 1e-12)
     several = jnp.stack([w, 2 * w, -w])
     assert_close(jax.vmap(jax.grad(planned), (0, None))(several, xs), jax.vmap(jax.grad(loss), (0, None))(several, xs), 1e-12)
+
+
+def with_sums(w: Any, x: Any) -> Any:
+    """A step of training by several devices, whose statistics are those of the whole batch."""
+    for _ in range(2):
+        x = jax.nn.relu(x @ w)
+        x = x - lax.pmean(x.mean(0), "x")
+    return lax.pmean((jnp.tanh(lax.psum(jnp.tanh(x @ w), "x") @ w) ** 2).sum(), "x") + lax.psum((x**2).sum(), "x")
+
+
+def with_a_loop(w: Any, xs: Any) -> Any:
+    def step(state: Any, x: Any) -> Any:
+        return (state := jnp.tanh(state @ w + x)), jnp.sin(state)
+
+    last, ys = lax.scan(step, jnp.zeros_like(xs[0]), xs)
+    return lax.psum((last**2).sum() + (ys**2).sum(), "x")
+
+
+@pytest.mark.parametrize("budget", [None, "min"])
+@pytest.mark.parametrize("fn", [with_sums, with_a_loop])
+@pytest.mark.parametrize("inside", [True, False])
+def test_gradients_inside_a_shard_map_that_checks_types(fn, budget, inside):
+    w, xs = inputs()
+    x, at = (xs["x"][:, 0], P("x")) if fn is with_sums else (xs["x"], P(None, "x"))
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    results = []
+    for one in (fn, recompute(fn, budget)):
+        grad = jax.grad(one) if inside else one
+        mapped = jax.shard_map(grad, mesh=mesh, in_specs=(P(), at), out_specs=P(), check_vma=True)
+        results.append(jax.jit(mapped if inside else jax.grad(mapped))(w, x))
+    assert_close(results[1], results[0], 1e-12)
 
 
 def test_the_zeros_depend_on_the_operands_of_the_loop():

@@ -45,6 +45,13 @@ def test_gradients_do_not_change(name, monkeypatch, tmp_path):
     assert_close(jax.jit(jax.value_and_grad(ours))(params, batch), want, 1e-12)
 
 
+def test_nothing_is_measured_if_nothing_is_on_the_host(monkeypatch):
+    """The copies that are measured would be in the allocator's peak."""
+    monkeypatch.setattr(offload, "host_bandwidth", lambda: pytest.fail("it was measured"))
+    ws, x = arrays()
+    assert_close(jax.jit(jax.grad(recompute(layers, "min")))(ws, x), jax.grad(layers)(ws, x), 1e-12)
+
+
 def test_the_values_computed_first_are_on_the_host(monkeypatch):
     monkeypatch.setattr(offload, "_LEAST", 0)
     search = search_of(layers, *arrays())

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from cavs._jaxpr.mesh_types import is_checked, varying
+
 T = TypeVar("T")
 
 
@@ -20,8 +22,19 @@ def barrier(values: T) -> T:
     """Returns a pytree of arrays, none of which is read before all are computed.
 
     XLA neither fuses nor merges equations across it. If nothing reads an array of the result, it does not wait for that one.
+
+    In JAX 0.10, inside a `shard_map` that checks types, all results would differ between devices if one array does. Arrays that
+    differ in this have barriers of their own there.
     """
-    return lax.optimization_barrier(values)
+    given, tree = jax.tree.flatten(values)
+    found = lax.optimization_barrier(given)
+    kinds = [varying(x) for x in given] if is_checked() else []
+    if [varying(x) for x, _ in zip(found, kinds, strict=False)] != kinds:
+        for kind in set(kinds):
+            places = [i for i, k in enumerate(kinds) if k == kind]
+            for i, x in zip(places, lax.optimization_barrier([given[i] for i in places]), strict=True):
+                found[i] = x
+    return jax.tree.unflatten(tree, found)
 
 
 def late_zero(numbers: Sequence[jax.Array]) -> jax.Array:

@@ -17,6 +17,7 @@ from cavs._jaxpr.costs import bytes_of_var, on_host
 from cavs._jaxpr.equations import bind, lines_of
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Eqn, Literal, is_var, scan_parts
+from cavs._jaxpr.mesh_types import vary, varying
 
 _SMALL = 1 << 16  # bytes: memory that is not worth a barrier
 
@@ -73,7 +74,8 @@ def _late_scan(eqn: Eqn, args: Sequence[Any], fills: dict[int, Eqn]) -> list[Any
     given, _ = barrier((given, [*ready, *xs]))
     for (k, e), x in zip(filled, given, strict=False):
         carry[k] = jnp.broadcast_to(x, e.outvars[0].aval.shape)
-    results = [jnp.broadcast_to(x, v.aval.shape) for v, x in zip(stacked, given[len(filled) :], strict=True)]
+    types = [cast(Any, v.aval) for v in stacked]
+    results = [vary(jnp.broadcast_to(x, t.shape), tuple(varying(t))) for t, x in zip(types, given[len(filled) :], strict=True)]
     step = jex.jaxpr_as_fun(eqn.params["jaxpr"])
 
     def body(state: Any, x: Any) -> tuple[Any, None]:

@@ -84,8 +84,10 @@ def waits(eqns: Sequence[Eqn], sizes: dict[Var, int]) -> dict[int, list[Var]]:
         eqns: the forward, in order.
         sizes: the bytes of these variables.
     """
-    rate, now, free, ends = host_bandwidth(), 0.0, 0.0, dict[Var, float]()
     found: dict[int, list[Var]] = {}
+    if not sizes:  # nothing is measured then, which takes memory
+        return found
+    rate, now, free, ends = host_bandwidth(), 0.0, 0.0, dict[Var, float]()
     for i, e in enumerate(eqns):
         if is_heavy(e) and (done := [h for h, end in ends.items() if end <= now]):
             found[i] = done
