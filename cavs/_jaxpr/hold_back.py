@@ -30,7 +30,7 @@ def barrier(values: T) -> T:
     found = lax.optimization_barrier(given)
     kinds = [varying(x) for x in given] if is_checked() else []
     if [varying(x) for x, _ in zip(found, kinds, strict=False)] != kinds:
-        for kind in set(kinds):
+        for kind in dict.fromkeys(kinds):
             places = [i for i, k in enumerate(kinds) if k == kind]
             for i, x in zip(places, lax.optimization_barrier([given[i] for i in places]), strict=True):
                 found[i] = x
