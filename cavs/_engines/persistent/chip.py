@@ -145,8 +145,12 @@ WIDE = 500
 
 def too_wide(recurrence: Direction, target: Target, shape: Shape) -> bool:
     """Returns whether engine scan should be faster than a launch on schedules of a shape."""
-    fitting = candidates(recurrence.program, recurrence.precision, target)
-    return mean_rows(shape) > WIDE and not any(c.resident for c in fitting)
+    return mean_rows(shape) > WIDE and not can_stay(recurrence, target)
+
+
+def can_stay(recurrence: Direction, target: Target) -> bool:
+    """Returns whether some layout keeps the weights in shared memory."""
+    return any(c.resident for c in candidates(recurrence.program, recurrence.precision, target))
 
 
 def mean_rows(shape: Shape | None) -> float:

@@ -1,6 +1,6 @@
 """What `cavs.explain` says about engine `persistent`: how F is laid out on the chip, or why it cannot be."""
 
-from cavs._engines.persistent.chip import WIDE, LaunchOptions, configure, measured
+from cavs._engines.persistent.chip import WIDE, LaunchOptions, can_stay, configure, measured
 from cavs._engines.persistent.lower import Recurrence, recurrence_of
 from cavs._engines.persistent.wide_levels import possible
 from cavs._function.plan import FunctionPlan
@@ -38,9 +38,10 @@ def _explain_launch(made: Recurrence, target: Target) -> str:
     program, config = made.program, configure(made, LaunchOptions(target))
     layout = layout_of(program, config)
     size = layout.words * 4 * (program.unit // config.hb)
-    where = f"stream from L2 for every tile, as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
-    if config.resident:
-        where = "stay in shared memory" + ", three weights in two words" * config.tight
+    where = "stay in shared memory" if config.resident else "stream from L2 for every tile"
+    if not can_stay(made, target):
+        where += f", as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
+    where += ", three weights in two words" * config.tight
     barriers = f"{counted(sum(p.barrier for p in program.phases), 'barrier')} per level"
     if config.dataflow:
         barriers = "no barriers, as products poll the rows that they read"
