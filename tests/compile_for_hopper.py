@@ -63,6 +63,12 @@ with jax.default_matmul_precision("BF16_BF16_F32"):
 fields = {"hb": 16, "groups": 4, "clustered": False, "rows": 8, "warpgroups": 2, "tight": False, "split": 2}
 divided = Persistent(layouts=Layouts(lambda level, forward, config: dataclasses.replace(config, **fields)))
 compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64, divided)
+streaming = Persistent(
+    layouts=Layouts(
+        lambda level, forward, config: dataclasses.replace(config, **fields | {"resident": False, "tight": not forward})
+    )
+)
+compile_step(vp.LSTM(256, 64), cavs.from_lengths([20] * 16), 64, streaming)
 wide = Persistent(layouts=Layouts(wide=lambda level, narrow: (wide_levels.fitting(level, 128, H200)[0], 64)))
 compile_step(vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 512, wide)
 # The level of kernels/README.md, in the layout that it shows.
