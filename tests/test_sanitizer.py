@@ -30,11 +30,14 @@ wide = laid_out(wide=lambda level, config: (_wide_levels.fitting(level, 64, _H20
 run("TreeFC", 256, joined([random_binary_tree(9, seed=n) for n in range(40)]), wide)
 """,
     "convolution": """
+import jax
 import numpy as np
 for shape in ((2, 9, 11, 33, 65), (8, 8, 8, 64, 64)):
     x, w = np.ones(shape[:4], np.float32), np.ones((3, 3, *shape[3:]), np.float32)
-    y = cavs.conv(x, w, ((2, 0), (1, 1)), precision="highest", algorithm="winograd")
+    conv = lambda x, w: cavs.conv(x, w, ((2, 0), (1, 1)), precision="highest", algorithm="winograd")
+    y, pull = jax.vjp(conv, x, w)
     assert np.asarray(y).max() <= 9.1 * shape[3]
+    assert all(np.isfinite(dx).all() for dx in map(np.asarray, pull(y)))
 """,
 }
 
