@@ -64,17 +64,14 @@ def candidates(program: LevelProgram, precision: str, target: Target) -> list[La
     `precision`: the precision of products; see `LaunchConfig`.
     """
     unit, available, found = program.unit, target.multiprocessors, []
-
-    def can_be_tight(hb: int) -> bool:
-        return PRECISIONS[precision].tight and all(p.blocks * hb % 16 == 0 for p in program.products())
-
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
         if unit % hb or ctas > available:
             continue
         groups = min(PARTS, 1 << (available // ctas).bit_length() - 1)
+        can_be_tight = PRECISIONS[precision].tight and hb % 16 == 0
         for resident, clustered, (tight, rows, warpgroups, in_flight) in itertools.product((True, False), (True, False), _WAYS):
-            if rows * hb % 128 or (clustered and (ctas != 16 or not resident)) or (tight and not can_be_tight(hb)):
+            if rows * hb % 128 or (clustered and (ctas != 16 or not resident)) or (tight and not can_be_tight):
                 continue
             # Some parts of the chip have fewer than 16 multiprocessors, so two blocks of a cluster of 16 must fit on one.
             room = target.shared_memory // (2 if clustered else 1)
@@ -90,8 +87,9 @@ def candidates(program: LevelProgram, precision: str, target: Target) -> list[La
             found += fitting
             if program.flows and resident and not clustered:
                 found += [dataclasses.replace(c, dataflow=True) for c in fitting]
-    loose = {c.hb for c in found if c.resident and not c.tight}
-    return [c for c in found if c.tight == (c.hb not in loose if c.resident else can_be_tight(c.hb))]
+    loose = {(c.resident, c.hb) for c in found if not c.tight}
+    loose -= {(False, c.hb) for c in found if c.tight and not c.resident}
+    return [c for c in found if c.tight == ((c.resident, c.hb) not in loose)]
 
 
 def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float:
@@ -141,6 +139,7 @@ def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None) 
 # them. Measured with hidden 2048: 8.3 ms (scan) and 7.1 ms (persistent) with 157 (H100), 9.5 ms and 17.6 ms with 1,020 (H200,
 # with layouts that spilled). Resident weights were still faster with 2,040.
 WIDE = 500
+_GAIN = 0.85  # weights that could stay stream only if a level then takes at most this part of the time, as estimated
 
 
 def too_wide(recurrence: Direction, target: Target, shape: Shape) -> bool:
@@ -156,9 +155,6 @@ def can_stay(recurrence: Direction, target: Target) -> bool:
 def mean_rows(shape: Shape | None) -> float:
     """Returns the mean number of vertices per (padded) level; without a shape, as in a batch of 64 sentences."""
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
-
-
-_GAIN = 0.85  # weights that would fit stream only if a level then takes at most this part of the time, as estimated
 
 
 def tuning_keys(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> list[str]:
