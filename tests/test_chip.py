@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import cavs
-from bench import tune
-from bench.ours import program
+from bench import tune as bench
 from cavs import vertex_programs as vp
 from cavs._engines import choose
 from cavs._engines.engine import Job
@@ -20,6 +19,7 @@ from cavs._engines.persistent import chip, lower
 from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
 from cavs._run import plans
+from cavs._run.tune import key_of
 from cavs.kernels import H200
 from cavs.kernels._layout import tuned
 from cavs.kernels._layout.config import LaunchConfig
@@ -90,21 +90,16 @@ def test_every_layout_on_record_is_taken() -> None:
     """One that is not among the candidates would be passed over without a word."""
     records, taken = tuned.nearest("NVIDIA H200"), set()
     for (cell, hidden), asked in itertools.product(
-        {size[:2]: 0 for size in tune.SIZES}, ("tensorfloat32", "TF32_TF32_F32", "BF16_BF16_F32")
+        {size[:2]: 0 for size in bench.SIZES}, ("tensorfloat32", "TF32_TF32_F32", "BF16_BF16_F32")
     ):
         with jax.default_matmul_precision(asked):
-            ready = program(cell, hidden, hidden)
-            params = jax.eval_shape(ready.init, jax.random.key(0))
-            plan = plans.plan_of(tune._fresh(ready), params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
-            for forward in (True, False):
-                made = lower.recurrence_of(plan, None, forward)
-                precision = made.precision
-                key = chip.tuning_keys(made.program, forward, precision, None)[0].rsplit(" ", 1)[0]
-                found = chip.candidates(made.program, precision, H200)
+            for task in bench.tasks_of(cell, hidden, 1):
+                key = key_of(task).rsplit(" ", 1)[0]
+                found = chip.candidates(task.made.program, task.made.precision, H200)
                 mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
                 for name, record in mine.items():
                     fields = {field: value for field, value in record.items() if field != "us"}
-                    assert LaunchConfig(precision=precision, **fields) in found, name
+                    assert LaunchConfig(precision=task.made.precision, **fields) in found, name
                 taken |= mine.keys()
     assert taken == records.keys() and taken
     assert tuned.records("NVIDIA H100 80GB HBM3").keys() <= taken
