@@ -115,17 +115,18 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
 
 def key_of(task: Task) -> str:
     """Returns the key of a task's records."""
-    return chip.tuning_keys(task.made.program, task.made.forward, task.made.precision, task.sched.shape)[0]
+    of_few, others = chip.tuning_keys(task.made.program, task.made.forward, task.made.precision, task.sched.shape)
+    return (of_few or others)[0]
 
 
 def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) -> list[Timed]:
     """Times the layout that is used today, and then promising ones until the time is up. Returns them in this order."""
     program, shape = task.made.program, task.sched.shape
     today = chip.configure(task.made, chip.LaunchOptions(target), shape)
-    found = sorted(
-        (c for c in chip.candidates(program, task.made.precision, target) if c != today and not chip.is_crowded(program, c)),
-        key=lambda c: chip.mean_cost(program, c, shape),
-    )
+    fitting = [c for c in chip.candidates(program, task.made.precision, target) if not chip.is_crowded(program, c)]
+    if chip.has_few_graphs(shape):
+        fitting += dict.fromkeys(map(chip.spread, fitting))
+    found = sorted((c for c in fitting if c != today), key=lambda c: chip.mean_cost(program, c, shape, shape.graphs))
     layouts = [today, *found[: PROMISING - 1]]
     out: list[Timed] = []
     for first in range(0, len(layouts), AT_ONCE):

@@ -160,11 +160,21 @@ def mean_rows(shape: Shape | None) -> float:
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
 
 
-def tuning_keys(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> list[str]:
-    """Returns the keys under which a layout may be recorded in `kernels/tuned`, the nearest first."""
+def tuning_keys(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> tuple[list[str], list[str]]:
+    """Returns the keys under which a layout may be recorded in `kernels/tuned`, the nearest first.
+
+    Returns:
+        Keys for batches of so few graphs, none if each group of thread blocks has a graph; and keys for others.
+    """
     weights = {(p.weight, p.axis): p for p in program.products()}
     sizes = [(program.size(p.size), p.blocks * program.unit) for p in weights.values()]
-    return tuned.keys(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
+    keys = tuned.keys(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
+    return [f"{key}, graphs: {shape.graphs}" for key in keys] if shape and has_few_graphs(shape) else [], keys
+
+
+def has_few_graphs(shape: Shape) -> bool:
+    """Returns whether some group of thread blocks may have no graph of its own."""
+    return shape.graphs < PARTS
 
 
 def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
@@ -179,15 +189,26 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
     fitting = candidates(program, precision, how.target)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
-    best = measured(recurrence, how.target, shape)
-    roomy = [c for c in fitting if not is_crowded(program, c)] or fitting
+    of_few, others = tuning_keys(program, recurrence.forward, precision, shape)
+    best = _recorded(recurrence, how.target, of_few)
     if best is None:
-        best = min(roomy, key=lambda c: mean_cost(program, c, shape) / (1 if c.resident else _GAIN))
-    if shape and shape.graphs < best.groups:
-        other = min(map(spread, roomy), key=lambda c: mean_cost(program, c, shape))
-        if mean_cost(program, other, shape) < _GAIN * mean_cost(program, best, shape, shape.graphs):
-            best = other
+        best = _recorded(recurrence, how.target, others) or _estimated(program, fitting, shape)
+        if shape and has_few_graphs(shape):
+            best = _spread_if_faster(program, best, fitting, shape)
     return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best
+
+
+def _estimated(program: LevelProgram, fitting: list[LaunchConfig], shape: Shape | None) -> LaunchConfig:
+    """Returns the layout of the lowest estimated cost."""
+    roomy = [c for c in fitting if not is_crowded(program, c)]
+    return min(roomy or fitting, key=lambda c: mean_cost(program, c, shape) / (1 if c.resident else _GAIN))
+
+
+def _spread_if_faster(program: LevelProgram, best: LaunchConfig, fitting: list[LaunchConfig], shape: Shape) -> LaunchConfig:
+    """Returns a layout whose groups share rows if it should be faster than `best`, for a batch of few graphs."""
+    other = _estimated(program, list(map(spread, fitting)), shape)
+    faster = mean_cost(program, other, shape) < _GAIN * mean_cost(program, best, shape, shape.graphs)
+    return other if faster else best
 
 
 def spread(config: LaunchConfig) -> LaunchConfig:
@@ -197,8 +218,15 @@ def spread(config: LaunchConfig) -> LaunchConfig:
 
 def measured(recurrence: Direction, target: Target, shape: Shape | None = None) -> LaunchConfig | None:
     """Returns the layout on record for a direction, if there is one and it fits: the kernels may have changed since."""
+    of_few, others = tuning_keys(recurrence.program, recurrence.forward, recurrence.precision, shape)
+    return _recorded(recurrence, target, of_few + others)
+
+
+def _recorded(recurrence: Direction, target: Target, keys: list[str]) -> LaunchConfig | None:
+    """Returns the layout under the first of some keys that has one, if it fits."""
     program, precision = recurrence.program, recurrence.precision
     records = tuned.nearest(target.device_kind)
-    known = next((records[k] for k in tuning_keys(program, recurrence.forward, precision, shape) if k in records), None)
+    known = next((records[k] for k in keys if k in records), None)
     config = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"}) if known else None
-    return config if config in candidates(program, precision, target) else None
+    fitting = candidates(program, precision, target)
+    return config if config in fitting or config in map(spread, fitting) else None
