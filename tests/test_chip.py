@@ -1,5 +1,6 @@
 """How the persistent kernels lie on the chip: packed weights, scripts, the choice of a layout and of an engine."""
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -22,13 +23,13 @@ from cavs._run import plans
 from cavs._run.tune import key_of
 from cavs.kernels import H200
 from cavs.kernels._layout import tuned
-from cavs.kernels._layout.config import LaunchConfig
+from cavs.kernels._layout.config import PARTS, LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import PackedWeight, pack_weights
 from cavs.kernels.precision import PRECISIONS
 from tests.lower_for_hopper import compile_for_hopper
 from tests.markdown import blocks
-from tests.odd_graphs import chain, joined
+from tests.odd_graphs import chain, joined, random_binary_tree
 
 
 def plan_of(hidden: int) -> Any:
@@ -70,6 +71,31 @@ def test_batches_of_the_same_graphs_share_a_record() -> None:
     assert powers(150) == [128, 256] and powers(182) == [256, 128] and powers(0.6) == powers(1) == [1]
 
 
+def test_groups_share_the_rows_of_one_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cost model decides, also against a record of many graphs; a record of as few graphs decides against it."""
+    program = vp.BinaryTreeLSTM(256, 16)
+    params = jax.eval_shape(program.init, jax.random.key(0))
+    plan = plans.plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
+
+    def choice(graphs: cavs.Graphs, forward: bool) -> LaunchConfig:
+        shape = cavs.schedule(graphs, scripts=True).shape
+        return chip.configure(lower.recurrence_of(plan, None, forward), chip.LaunchOptions(H200), shape)
+
+    large, small = random_binary_tree(3000, seed=1), random_binary_tree(20, seed=1)
+    for forward in (True, False):
+        assert choice(large, forward).spread and not choice(large, forward).dataflow
+        assert not choice(small, forward).spread
+        assert not choice(joined([large] * PARTS), forward).spread
+        made, shape = lower.recurrence_of(plan, None, forward), cavs.schedule(large, scripts=True).shape
+        [key, *_], [of_many, *_] = chip.tuning_keys(made.program, forward, made.precision, shape)
+        asked = chip.candidates(made.program, made.precision, H200)[0]
+        record = {f.name: getattr(asked, f.name) for f in dataclasses.fields(asked) if f.name != "precision"}
+        for name, follows in ((key, True), (of_many, False)):
+            with monkeypatch.context() as patch:
+                patch.setattr(tuned, "nearest", lambda device, name=name, record=record: {name: record | {"us": 1.0}})
+                assert (choice(large, forward) == asked) == follows
+
+
 def test_hopper_gpus_use_each_others_records() -> None:
     one, other = tuned.records("NVIDIA H200"), tuned.records("NVIDIA H100 80GB HBM3")
     assert tuned.nearest("NVIDIA H200") == other | one != one
@@ -93,10 +119,11 @@ def test_every_layout_on_record_is_taken() -> None:
         {size[:2]: 0 for size in bench.SIZES}, ("tensorfloat32", "TF32_TF32_F32", "BF16_BF16_F32")
     ):
         with jax.default_matmul_precision(asked):
-            for task in bench.tasks_of(cell, hidden, 1):
+            for task in bench.tasks_of(cell, hidden, PARTS):
                 key = key_of(task).rsplit(" ", 1)[0]
                 found = chip.candidates(task.made.program, task.made.precision, H200)
-                mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
+                found = found + chip.spread(found)
+                mine = {name: record for name, record in records.items() if name.split(",")[0].rsplit(" ", 1)[0] == key}
                 for name, record in mine.items():
                     fields = {field: value for field, value in record.items() if field != "us"}
                     assert LaunchConfig(precision=task.made.precision, **fields) in found, name

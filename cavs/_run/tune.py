@@ -125,7 +125,7 @@ def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) 
     today = chip.configure(task.made, chip.LaunchOptions(target), shape)
     fitting = [c for c in chip.candidates(program, task.made.precision, target) if not chip.is_crowded(program, c)]
     if chip.has_few_graphs(shape):
-        fitting += dict.fromkeys(map(chip.spread, fitting))
+        fitting += chip.spread(fitting)
     found = sorted((c for c in fitting if c != today), key=lambda c: chip.mean_cost(program, c, shape, shape.graphs))
     layouts = [today, *found[: PROMISING - 1]]
     out: list[Timed] = []

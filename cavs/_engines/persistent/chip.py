@@ -107,7 +107,7 @@ def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float, graphs
     width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for spec in layout.specs())
     read = layout.words * 4 / (128 * 1755 if config.resident else 8e4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128 + 1.6 * (config.split > 1)
-    fixed, again = (0.9, 3.0) if config.dataflow else (2.4 if config.spread else 1.6, 1.0)
+    fixed, again = (0.9, 3.0) if config.dataflow else (1.8 if config.spread else 1.6, 1.0)
     return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
@@ -206,14 +206,17 @@ def _estimated(program: LevelProgram, fitting: list[LaunchConfig], shape: Shape 
 
 def _spread_if_faster(program: LevelProgram, best: LaunchConfig, fitting: list[LaunchConfig], shape: Shape) -> LaunchConfig:
     """Returns a layout whose groups share rows if it should be faster than `best`, for a batch of few graphs."""
-    other = _estimated(program, list(map(spread, fitting)), shape)
+    if not (others := spread(fitting)):
+        return best
+    other = _estimated(program, others, shape)
     faster = mean_cost(program, other, shape) < _GAIN * mean_cost(program, best, shape, shape.graphs)
     return other if faster else best
 
 
-def spread(config: LaunchConfig) -> LaunchConfig:
-    """Returns a layout whose groups share the rows of every level, for batches of fewer graphs than groups."""
-    return dataclasses.replace(config, spread=True, dataflow=False, clustered=False)
+def spread(layouts: list[LaunchConfig]) -> list[LaunchConfig]:
+    """Returns these layouts with groups that share the rows of every level, for batches of fewer graphs than groups."""
+    several = [dataclasses.replace(c, spread=True, dataflow=False, clustered=False) for c in layouts if c.groups > 1]
+    return list(dict.fromkeys(several))
 
 
 def measured(recurrence: Direction, target: Target, shape: Shape | None = None) -> LaunchConfig | None:
@@ -229,4 +232,4 @@ def _recorded(recurrence: Direction, target: Target, keys: list[str]) -> LaunchC
     known = next((records[k] for k in keys if k in records), None)
     config = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"}) if known else None
     fitting = candidates(program, precision, target)
-    return config if config in fitting or config in map(spread, fitting) else None
+    return config if config in fitting + spread(fitting) else None
