@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from cavs._engines.persistent import chip
 from cavs._engines.persistent.engine import Persistent
@@ -26,9 +27,8 @@ PROMISING = 16
 _WORTH = 0.98  # a layout must take at most this part of the time of the one that is used today
 _FIELDS = [f.name for f in dataclasses.fields(LaunchConfig) if f.name not in ("precision", "spins", "interpret", "wide")]
 
-Timer: TypeAlias = Callable[
-    [Any, PyTree], float
-]  # of a compiled loop of `PASSES` passes and its parameters: microseconds of one
+# Of a compiled loop of `PASSES` passes and its parameters: the microseconds of one.
+Timer: TypeAlias = Callable[[Any, PyTree], float]
 
 
 class Timed(NamedTuple):
@@ -157,7 +157,7 @@ def _lowered(task: Task, config: LaunchConfig) -> Any:
 
     def loss(params: PyTree) -> jax.Array:
         out = run(task.F, params, sched, task.inputs, edges=task.edges, select=select, engine=engine)
-        return sum(x.sum() for x in jax.tree.leaves(out))
+        return jnp.asarray(sum(x.sum() for x in jax.tree.leaves(out)))
 
     def one(params: PyTree, _: None) -> tuple[PyTree, None]:
         if forward:
