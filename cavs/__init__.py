@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cavs._run.explain import explain as explain
     from cavs._run.readout import readout as readout
     from cavs._run.run import run as run
+    from cavs._run.tune import tune as tune
     from cavs._schedule.schedule import Schedule as Schedule
     from cavs._schedule.scheduler import schedule as schedule
 
@@ -58,6 +59,7 @@ _DEFINED_IN = {
     "readout": "_run.readout",
     "run": "_run.run",
     "schedule": "_schedule.scheduler",
+    "tune": "_run.tune",
     **dict.fromkeys(("data", "debug", "interop", "io", "memory", "recipes", "vertex_programs"), ""),
 }
 

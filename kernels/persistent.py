@@ -2,9 +2,10 @@
 
 The grid consists of `groups` groups of thread blocks; a group is one virtual processor of VPPS. Its j-th thread block owns
 units j*hb to (j+1)*hb of every vector and keeps the weights' columns for them in shared memory for the whole launch. Groups
-run graphs of their own, so they never wait for each other. Within a group, the thread blocks synchronise before a product
-reads rows of another thread block (see `_program.phases`), or the product polls the rows that it reads
-(`LaunchConfig.dataflow`: dependencies finer than a level; MegaKernels, sections 4.2 and 6). Very wide levels, which are
+run graphs of their own, so they never wait for each other. If there are fewer graphs than groups, they can share the rows of
+every level, and all thread blocks then synchronise before each level (`LaunchConfig.spread`). Within a group, the thread blocks
+synchronise before a product reads rows of another thread block (see `_program.phases`), or the product polls the rows that it
+reads (`LaunchConfig.dataflow`: dependencies finer than a level; MegaKernels, sections 4.2 and 6). Very wide levels, which are
 ordinary large products, have a launch of their own (`_body.wide`).
 """
 

@@ -28,6 +28,7 @@ from cavs._engines.persistent.chip import Layouts  # noqa: E402
 from cavs._engines.persistent.engine import Persistent  # noqa: E402
 from cavs.kernels import H200, Target  # noqa: E402
 from tests.markdown import ROOT, blocks  # noqa: E402
+from tests.odd_graphs import random_binary_tree  # noqa: E402
 
 
 def compile_step(
@@ -69,6 +70,7 @@ streaming = Persistent(
     )
 )
 compile_step(vp.LSTM(256, 64), cavs.from_lengths([20] * 16), 64, streaming)
+compile_step(vp.BinaryTreeLSTM(256, 64), random_binary_tree(600, seed=1), 64)  # one tree, whose rows all groups share
 wide = Persistent(layouts=Layouts(wide=lambda level, narrow: (wide_levels.fitting(level, 128, H200)[0], 64)))
 compile_step(vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 512, wide)
 # The level of kernels/README.md, in the layout that it shows.

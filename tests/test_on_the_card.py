@@ -234,10 +234,40 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
 
     with jax.default_matmul_precision("highest"):
         want = values(make(hidden)[0], params, graphs, x, "scan")
+    F, engine = make(hidden)[0], laid_out(choose)
     with jax.default_matmul_precision(TF32):
-        got, again = (values(make(hidden)[0], params, graphs, x, laid_out(choose)) for _ in range(2))
+        got, again = (values(F, params, graphs, x, engine) for _ in range(2))
     assert_near(got, want, 2e-3)
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [{"hb": 16, "groups": 8}, {"hb": 32, "groups": 16, "rows": 8, "split": 2}])
+@pytest.mark.parametrize("name", CASES)
+def test_spread_rows_on_the_card(name: str, layout: dict[str, Any]) -> None:
+    """Groups that share the rows of every level: of one graph, of a few, and on levels with fewer rows than groups."""
+    make, few = CASES[name]
+    if few is CHAINS:
+        batches = [chain(7), few]
+    elif name in ("BinaryTreeLSTM", "TreeFC"):
+        batches = [random_binary_tree(700, seed=3), few]
+    else:
+        batches = [few]
+    wanted = {"clustered": False, "spread": True, "dataflow": False, "paired": False, "tight": False, "split": 1}
+
+    def choose(level: Any, forward: bool, config: Any) -> Any:
+        asked = dataclasses.replace(config, **wanted | layout)
+        return asked if layout_of(level, asked).shared_memory(asked) <= H200.shared_memory else config
+
+    for graphs in batches:
+        _, params = make(256)
+        x = inputs_of(name, graphs, 256)
+        with jax.default_matmul_precision("highest"):
+            want = values(make(256)[0], params, graphs, x, "scan")
+        F, engine = make(256)[0], laid_out(choose)
+        got, again = (values(F, params, graphs, x, engine) for _ in range(2))
+        assert_near(got, want, 2e-3 * (10 if name == "layer norm" else 1))
+        assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
 
 
 @pytest.mark.gpu

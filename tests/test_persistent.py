@@ -103,6 +103,22 @@ def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
     assert_near(values(make(256)[0], params, graphs, x, laid_out(wide=wide, interpret=True)), want, 1e-5)
 
 
+@INTERPRETER
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM", "layer norm", "DAGNN"])
+def test_spread_rows_in_the_interpreter(name: str) -> None:
+    """The rows of all graphs as the share of the only group."""
+    make, graphs = CASES[name]
+    F, params = make(48)
+    x = inputs_of(name, graphs)
+
+    def narrow(level: Any, forward: bool, config: Any) -> Any:
+        return dataclasses.replace(config, spread=True, dataflow=False)
+
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+    assert_near(values(make(48)[0], params, graphs, x, laid_out(narrow, interpret=True)), want, 1e-5)
+
+
 def test_which_levels_are_wide() -> None:
     """From the leaves' parents on, these at least; a level that is wide again above a narrow one is not."""
     graphs = cavs.from_parents([[4, 4, 5, 5, 6, 6, -1]] * 5 + [[1, 2, -1]] * 3)

@@ -3,6 +3,7 @@
 A `Strategy` says how the thread blocks divide the rows of a level: `_body.narrow` or `_body.wide`.
 """
 
+import functools
 from typing import Protocol
 
 import jax
@@ -39,8 +40,12 @@ class Strategy(Protocol):
         """The first row of a level for this thread block's group, and the one after its last."""
         ...
 
-    def has_barrier(self, phase: Phase) -> bool:
-        """Whether thread blocks synchronise before a phase."""
+    def takes_part(self, low: jax.Array, high: jax.Array) -> jax.Array:
+        """Whether this thread block runs, or synchronises with those that run, a level of which it has these rows."""
+        ...
+
+    def has_barrier(self, n: int) -> bool:
+        """Whether thread blocks synchronise before phase n."""
         ...
 
     def barrier(self, times: jax.Array) -> None:
@@ -79,7 +84,7 @@ def run(strategy: Strategy) -> None:
     launch.device.sync()
     begin, end = strategy.level_range()
     count = end if begin is None else end - begin
-    barriers = sum(strategy.has_barrier(phase) for phase in launch.program.phases)
+    barriers = sum(map(strategy.has_barrier, range(len(launch.program.phases))))
 
     def bounds(i: jax.Array) -> tuple[jax.Array, jax.Array]:
         i = end - 1 - i if launch.reverse else i if begin is None else begin + i
@@ -91,8 +96,9 @@ def run(strategy: Strategy) -> None:
         after = bounds(i + 2)
         ahead = strategy.first_tiles(*following)
         strategy.prefetch(*following)
-        lax.cond(high > low, lambda: _run_level(strategy, low, high, met, first), lambda: None)
-        return met + jnp.where(high > low, jnp.int32(barriers), jnp.int32(0)), ahead, *following, *after
+        mine = strategy.takes_part(low, high)
+        lax.cond(mine, lambda: _run_level(strategy, low, high, met, first), lambda: None)
+        return met + jnp.where(mine, jnp.int32(barriers), jnp.int32(0)), ahead, *following, *after
 
     first, second = (bounds(jnp.int32(n)) for n in range(2))
     lax.fori_loop(jnp.int32(0), count, one, (jnp.int32(0), strategy.first_tiles(*first), *first, *second))
@@ -106,14 +112,26 @@ def _run_level(strategy: Strategy, low: jax.Array, high: jax.Array, met: jax.Arr
         begin, end = low, high
         if phase.domain == EDGE:
             first, count = (launch.buffers.integers[name] for name in (FIRST_EDGE, EDGE_COUNT))
-            begin = first[low]
+            begin = first[jnp.minimum(low, high - 1)]  # there may be no rows, and then no row `low`
             end = first[high - 1] + count[high - 1]
         launch.device.sync()
-        if strategy.has_barrier(phase):
+        if strategy.has_barrier(n):
             met = met + 1
             strategy.barrier(met)
-        where = next(ahead) if phase.domain == ROW else strategy.where(n, tile(launch, jnp.int32(0), begin, end - 1))
-        strategy.run_phase(n, phase, begin, end - 1, where)
+        tiles = next(ahead) if phase.domain == ROW else None
+        run = functools.partial(_run_phase, strategy, n, begin, end - 1, tiles)
+        if launch.config.spread:
+            lax.cond(high > low, run, lambda: None)
+        else:
+            run()
+
+
+def _run_phase(strategy: Strategy, n: int, begin: jax.Array, last: jax.Array, first: "Where | None") -> None:
+    """Runs phase n for rows, whose numbers were loaded for the first tile, or for edges."""
+    phase = strategy.launch.program.phases[n]
+    if phase.domain == EDGE:
+        first = strategy.where(n, tile(strategy.launch, jnp.int32(0), begin, last))
+    strategy.run_phase(n, phase, begin, last, first)
 
 
 def tile(launch: Launch, t: jax.Array, begin: jax.Array, last: jax.Array, wg: jax.Array | None = None) -> Tile:

@@ -1,4 +1,7 @@
-"""Levels of few rows: groups of thread blocks take graphs of their own, each warpgroup runs tiles of its group's rows."""
+"""Levels of few rows: groups of thread blocks take graphs of their own, each warpgroup runs tiles of its group's rows.
+
+If there are fewer graphs than groups, the groups can share the rows of every level instead (`LaunchConfig.spread`).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -36,19 +39,35 @@ class Narrow:
         return launch.scalars[-1] if launch.shared else None, launch.scalar(NUM_LEVELS)
 
     def rows_of(self, level: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The rows of the group's parts."""
-        share, starts = PARTS // self.launch.config.groups, self.launch.buffers.integers[PART_STARTS]
-        at = level * PARTS + self.launch.group * share
+        """The rows of the group's parts, or its share of all rows."""
+        config, group, starts = self.launch.config, self.launch.group, self.launch.buffers.integers[PART_STARTS]
+        if config.spread:
+            begin, end = starts[level * PARTS], starts[(level + 1) * PARTS]
+            count = end - begin
+            # Rounded up, so that the first group has a row of every level.
+            low, high = (lax.div(count * (group + n) + config.groups - 1, jnp.int32(config.groups)) for n in range(2))
+            return begin + low, begin + high
+        share = PARTS // config.groups
+        at = level * PARTS + group * share
         return starts[at], starts[at + share]
 
-    def has_barrier(self, phase: Phase) -> bool:
-        """Whether products read what the group wrote since the last barrier, and do not poll for it."""
-        return phase.barrier and not self.launch.config.dataflow
+    def takes_part(self, low: jax.Array, high: jax.Array) -> jax.Array:
+        """Whether the group has rows; if groups share rows, always, because all of them synchronise."""
+        return jnp.bool_(True) if self.launch.config.spread else high > low
+
+    def has_barrier(self, n: int) -> bool:
+        """Whether the phase reads what other thread blocks wrote since the last barrier, and does not poll for it.
+
+        In a group that has graphs of its own only products do. If groups share rows, a level reads what any of them wrote.
+        """
+        config, phase = self.launch.config, self.launch.program.phases[n]
+        return config.spread and n == 0 or phase.barrier and not config.dataflow
 
     def barrier(self, times: jax.Array) -> None:
-        """Synchronises the group."""
-        launch, config, slot = self.launch, self.launch.config, self.launch.group + 1
-        launch.device.group_barrier(launch.buffers.counters, slot, times * launch.blocks, config.clustered, config.spins)
+        """Synchronises the group, or all thread blocks."""
+        launch, config = self.launch, self.launch.config
+        slot, blocks = (jnp.int32(1), launch.blocks * config.groups) if config.spread else (launch.group + 1, launch.blocks)
+        launch.device.group_barrier(launch.buffers.counters, slot, times * blocks, config.clustered, config.spins)
 
     def first_tiles(self, low: jax.Array, high: jax.Array) -> list[Where | None]:
         """Loads the row numbers of the first tile of each phase over rows; phases over edges load theirs when they begin."""

@@ -43,7 +43,11 @@ class Wide:
         starts = self.launch.buffers.integers[PART_STARTS]
         return starts[level * PARTS], starts[(level + 1) * PARTS]
 
-    def has_barrier(self, phase: Phase) -> bool:
+    def takes_part(self, low: jax.Array, high: jax.Array) -> jax.Array:
+        """Whether the level has rows."""
+        return high > low
+
+    def has_barrier(self, n: int) -> bool:
         """Always true: another thread block may have run the tile's rows, and those that they read, in the previous phase."""
         return True
 

@@ -32,6 +32,8 @@ class LaunchConfig:
             (`LevelProgram.flows`): these hold `UNWRITTEN` before.
         split: The thread blocks of a cluster that divide K of every product, each for the units of all of them, and send each
             other sums (`_mosaic.exchange`).
+        spread: Whether the groups share the rows of every level, so that one large graph occupies the chip. All thread blocks
+            then synchronise before each level.
         wide: Whether the launch runs the widest levels alone: `groups` share their rows tile by tile, and weights stream
             (`_mosaic.wide`).
     """
@@ -50,6 +52,7 @@ class LaunchConfig:
     interpret: bool = False
     dataflow: bool = False
     split: int = 1
+    spread: bool = False
     wide: bool = False
 
     @property

@@ -1,12 +1,15 @@
 """Records of the layouts that were fastest in measurements, by device, in the folder `tuned` (VPPS III-A: profile-guided).
 
-`python -m bench tune` writes them. If there is no record for a program, a cost model chooses its layout.
+`python -m bench tune` writes them. `cavs.tune` writes records of the user's own in `~/.cache/cavs` (or under `XDG_CACHE_HOME`).
+If there is no record for a program, a cost model chooses its layout.
 """
 
+import contextlib
 import functools
 import json
 import math
 import operator
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,12 @@ FOLDER = Path(__file__).parents[1] / "tuned"
 def file_of(device: str) -> Path:
     """Where the records of a device lie: by its name as JAX gives it, such as "NVIDIA H200"."""
     return FOLDER / f"{device.lower().replace(' ', '-')}.json"
+
+
+def own_file(device: str) -> Path:
+    """Where the user's own records of a device lie."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cavs"
+    return folder / f"layouts-{file_of(device).name}"
 
 
 def keys(products: list[tuple[int, int]], forward: bool, precision: str, rows: float) -> list[str]:
@@ -33,23 +42,31 @@ def keys(products: list[tuple[int, int]], forward: bool, precision: str, rows: f
 @functools.cache
 def records(device: str) -> dict[str, dict[str, Any]]:
     """The records of a device: key -> {"hb", "groups", ..., "us"}, fields of `LaunchConfig`, and the microseconds measured."""
-    path = file_of(device)
-    return json.loads(path.read_text()) if path.exists() else {}
+    return _read(file_of(device))
 
 
 @functools.cache
 def nearest(device: str) -> dict[str, dict[str, Any]]:
-    """The records of a device, and where it has none those of other devices: Hopper GPUs run them nearly as fast."""
-    others = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
-    return functools.reduce(operator.or_, others, {}) | records(device)
+    """The user's records of a device, then those of the package, then those of other devices.
+
+    Hopper GPUs run each other's layouts nearly as fast.
+    """
+    others = [_read(path) for path in sorted(FOLDER.glob("*.json"))]
+    return functools.reduce(operator.or_, others, {}) | records(device) | _read(own_file(device))
 
 
-def save(device: str, found: dict[str, dict[str, Any]]) -> Path:
-    """Adds records to those of a device."""
-    path = file_of(device)
-    path.parent.mkdir(exist_ok=True)
-    merged = dict(sorted((records(device) | found).items()))
-    path.write_text(json.dumps(merged, indent=1) + "\n")
+def save(path: Path, found: dict[str, dict[str, Any]]) -> None:
+    """Adds records to a file, `file_of` or `own_file` of a device."""
+    merged = dict(sorted((_read(path) | found).items()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(merged, indent=1) + "\n")
+    part.replace(path)
     records.cache_clear()
     nearest.cache_clear()
-    return path
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return {}

@@ -92,21 +92,22 @@ def candidates(program: LevelProgram, precision: str, target: Target) -> list[La
     return [c for c in found if c.tight == ((c.resident, c.hb) not in loose)]
 
 
-def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float:
-    """Estimates the microseconds that a level of `rows` vertices takes; fitted to measurements on an H200.
+def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float, graphs: int = PARTS) -> float:
+    """Estimates the microseconds that a level of `rows` vertices of `graphs` graphs takes; fitted to measurements on an H200.
 
     A level has a fixed cost: mostly the group's barrier or, in a dataflow launch, the latency of an element from one thread
     block to another. A thread block reads rows from L2 at about 100 kB per microsecond, and about three times if it polls. Each
     tile reads all weights from shared memory at 128 bytes per clock, or from L2 at 80 kB per microsecond, and computes
     `rows * hb / 128` elements per thread. The warpgroups of a thread block overlap. If thread blocks divide K, each reads only
-    its part of a row, and each tile waits for the sums of the others.
+    its part of a row, and each tile waits for the sums of the others. A group without a graph does nothing, unless all share
+    the rows of every level; then all thread blocks meet at a barrier.
     """
     layout = layout_of(program, config)
-    mine = rows / config.groups
+    mine = rows / (config.groups if config.spread else min(config.groups, graphs))
     width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for spec in layout.specs())
     read = layout.words * 4 / (128 * 1755 if config.resident else 8e4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128 + 1.6 * (config.split > 1)
-    fixed, again = (0.9, 3.0) if config.dataflow else (1.6, 1.0)
+    fixed, again = (0.9, 3.0) if config.dataflow else (1.8 if config.spread else 1.6, 1.0)
     return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
@@ -121,13 +122,14 @@ def is_crowded(program: LevelProgram, config: LaunchConfig) -> bool:
     return layout_of(program, config).columns * config.rows / 32 > 0.3 * registers
 
 
-def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None) -> float:
-    """Estimates the mean cost of a level on schedules of a shape.
+def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None, graphs: int = PARTS) -> float:
+    """Estimates the mean cost of a level on schedules of a shape, if batches have so many graphs.
 
     Most levels are narrow, with half the mean number of vertices; most vertices lie on a few wide levels.
     """
     mean = mean_rows(shape)
-    level = (3 * narrow_cost(program, config, mean / 2) + narrow_cost(program, config, 4 * mean)) / 4
+    narrow, broad = (narrow_cost(program, config, rows, graphs) for rows in (mean / 2, 4 * mean))
+    level = (3 * narrow + broad) / 4
     if config.resident or not shape:
         return level
     # Weights that stream are packed before the launch, at 2 TB/s.
@@ -139,7 +141,8 @@ def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None) 
 # them. Measured with hidden 2048: 8.3 ms (scan) and 7.1 ms (persistent) with 157 (H100), 9.5 ms and 17.6 ms with 1,020 (H200,
 # with layouts that spilled). Resident weights were still faster with 2,040.
 WIDE = 500
-_GAIN = 0.85  # weights that could stay stream only if a level then takes at most this part of the time, as estimated
+# Weights that could stay stream, and groups share rows, only if a level then takes at most this part of the time, as estimated.
+_GAIN = 0.85
 
 
 def too_wide(recurrence: Direction, target: Target, shape: Shape) -> bool:
@@ -157,11 +160,21 @@ def mean_rows(shape: Shape | None) -> float:
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
 
 
-def tuning_keys(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> list[str]:
-    """Returns the keys under which a layout may be recorded in `kernels/tuned`, the nearest first."""
+def tuning_keys(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> tuple[list[str], list[str]]:
+    """Returns the keys under which a layout may be recorded in `kernels/tuned`, the nearest first.
+
+    Returns:
+        Keys for batches of so few graphs, none if each group of thread blocks has a graph; and keys for others.
+    """
     weights = {(p.weight, p.axis): p for p in program.products()}
     sizes = [(program.size(p.size), p.blocks * program.unit) for p in weights.values()]
-    return tuned.keys(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
+    keys = tuned.keys(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
+    return [f"{key}, graphs: {shape.graphs}" for key in keys] if shape and has_few_graphs(shape) else [], keys
+
+
+def has_few_graphs(shape: Shape) -> bool:
+    """Returns whether some group of thread blocks may have no graph of its own."""
+    return shape.graphs < PARTS
 
 
 def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
@@ -176,17 +189,47 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
     fitting = candidates(program, precision, how.target)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
-    best = measured(recurrence, how.target, shape)
+    of_few, others = tuning_keys(program, recurrence.forward, precision, shape)
+    best = _recorded(recurrence, how.target, of_few)
     if best is None:
-        roomy = [c for c in fitting if not is_crowded(program, c)]
-        best = min(roomy or fitting, key=lambda c: mean_cost(program, c, shape) / (1 if c.resident else _GAIN))
+        best = _recorded(recurrence, how.target, others) or _estimated(program, fitting, shape)
+        if shape and has_few_graphs(shape):
+            best = _spread_if_faster(program, best, fitting, shape)
     return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best
+
+
+def _estimated(program: LevelProgram, fitting: list[LaunchConfig], shape: Shape | None) -> LaunchConfig:
+    """Returns the layout of the lowest estimated cost."""
+    roomy = [c for c in fitting if not is_crowded(program, c)]
+    return min(roomy or fitting, key=lambda c: mean_cost(program, c, shape) / (1 if c.resident else _GAIN))
+
+
+def _spread_if_faster(program: LevelProgram, best: LaunchConfig, fitting: list[LaunchConfig], shape: Shape) -> LaunchConfig:
+    """Returns a layout whose groups share rows if it should be faster than `best`, for a batch of few graphs."""
+    if not (others := spread(fitting)):
+        return best
+    other = _estimated(program, others, shape)
+    faster = mean_cost(program, other, shape) < _GAIN * mean_cost(program, best, shape, shape.graphs)
+    return other if faster else best
+
+
+def spread(layouts: list[LaunchConfig]) -> list[LaunchConfig]:
+    """Returns these layouts with groups that share the rows of every level, for batches of fewer graphs than groups."""
+    several = [dataclasses.replace(c, spread=True, dataflow=False, clustered=False) for c in layouts if c.groups > 1]
+    return list(dict.fromkeys(several))
 
 
 def measured(recurrence: Direction, target: Target, shape: Shape | None = None) -> LaunchConfig | None:
     """Returns the layout on record for a direction, if there is one and it fits: the kernels may have changed since."""
+    of_few, others = tuning_keys(recurrence.program, recurrence.forward, recurrence.precision, shape)
+    return _recorded(recurrence, target, of_few + others)
+
+
+def _recorded(recurrence: Direction, target: Target, keys: list[str]) -> LaunchConfig | None:
+    """Returns the layout under the first of some keys that has one, if it fits."""
     program, precision = recurrence.program, recurrence.precision
     records = tuned.nearest(target.device_kind)
-    known = next((records[k] for k in tuning_keys(program, recurrence.forward, precision, shape) if k in records), None)
+    known = next((records[k] for k in keys if k in records), None)
     config = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"}) if known else None
-    return config if config in candidates(program, precision, target) else None
+    fitting = candidates(program, precision, target)
+    return config if config in fitting + spread(fitting) else None

@@ -1,0 +1,179 @@
+"""`tune`: times layouts of the persistent kernels for one F on this device (VPPS, section III-A)."""
+
+import concurrent.futures
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from cavs._engines.persistent import chip
+from cavs._engines.persistent.engine import Persistent
+from cavs._engines.persistent.lower import Recurrence, recurrence_of
+from cavs._function.vertex import VertexFunction
+from cavs._graphs.pytree import PyTree
+from cavs._run.plans import plan_of
+from cavs._run.run import kind_names, run
+from cavs._schedule.schedule import Schedule
+from cavs.kernels import LaunchConfig, LevelProgram, Target, Unfit, persistent, tuned
+
+PASSES = 20  # in one measurement
+AT_ONCE = 8  # layouts that compile side by side
+# In a measurement of all layouts on an H200, the fastest was always among the first 14 by the cost model.
+PROMISING = 16
+_WORTH = 0.98  # a layout must take at most this part of the time of the one that is used today
+_FIELDS = [f.name for f in dataclasses.fields(LaunchConfig) if f.name not in ("precision", "spins", "interpret", "wide")]
+
+# Of a compiled loop of `PASSES` passes and its parameters: the microseconds of one.
+Timer: TypeAlias = Callable[[Any, PyTree], float]
+
+
+class Timed(NamedTuple):
+    """A layout that was measured: its fields, and microseconds."""
+
+    config: LaunchConfig
+    us: float
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its record in `kernels/tuned`."""
+        return {field: getattr(self.config, field) for field in _FIELDS} | {"us": round(self.us, 1)}
+
+
+class Task(NamedTuple):
+    """What is tuned: a batch, and one direction of F's recurrent part."""
+
+    F: VertexFunction
+    params: PyTree
+    sched: Schedule
+    inputs: PyTree
+    edges: PyTree
+    made: Recurrence
+
+
+def tune(
+    F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree = None, *, edges: PyTree = None, seconds: float = 120
+) -> str:
+    """Times layouts of the persistent kernels for F on this device, and keeps the fastest in the user's cache.
+
+    Programs that are traced later use them, also in other processes, for batches with about as many vertices a level and the
+    same precision of products. The results of a step stay the same but for rounding. Forward and backward launches are timed
+    one after another, each as part of whole passes over the batch.
+
+    ```python
+    print(cavs.tune(F, params, sched, inputs))
+    ```
+
+    Args:
+        F: the vertex function.
+        params: its parameters.
+        sched: a batch as in training.
+        inputs: one row per vertex, as for [`cavs.run`][].
+        edges: one row per edge, if F reads them.
+        seconds: begin no other measurement after so long.
+
+    Returns:
+        For each direction the layout used before, the fastest, and their times: one line each.
+
+    Raises:
+        TypeError: `F` is no `VertexFunction`, or `sched` is no `Schedule`.
+        ValueError: the persistent kernels cannot run F, this batch, or on this device.
+    """
+    for name, value, wanted in (("F", F, VertexFunction), ("sched", sched, Schedule)):
+        if not isinstance(value, wanted):
+            raise TypeError(f"tune: {name}: got a {type(value).__name__}; expected a cavs.{wanted.__name__}.")
+    target = Target.here()
+    if why := persistent.unsupported(target):
+        raise ValueError(f"tune: engine persistent cannot run on this device: {why}")
+    end, lines = time.monotonic() + seconds, []
+    for task in tasks(F, params, sched, inputs, edges, target):
+        before, *others = fastest(task, target, end)
+        best = min([before, *others], key=lambda layout: layout.us)
+        if best.us <= _WORTH * before.us:
+            tuned.save(tuned.own_file(target.device_kind), {key_of(task): best.record})
+        way = "forward" if task.made.forward else "backward"
+        lines.append(f"{way}: {before.us:.0f} us a pass before, {best.us:.0f} with the fastest of {1 + len(others)} layouts")
+    return "\n".join(lines)
+
+
+def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, edges: PyTree, target: Target) -> Iterator[Task]:
+    """Yields the forward and the backward of each kind whose vertices have children. Raises `ValueError` if it does not fit."""
+    row = lambda rows: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)  # noqa: E731
+    plan = plan_of(F, jax.tree.map(jax.typeof, params), row(inputs), edges=row(edges))
+    kinds = [name for name, inner in zip(kind_names(F, sched), sched.shape.inner, strict=True) if inner]
+    for name in kinds:
+        for forward in (True, False):
+            try:
+                made = recurrence_of(plan, name, forward, sched.shape.forest, target=target)
+            except Unfit as e:
+                raise ValueError(f"tune: F: the persistent kernels cannot run it: {e}") from None
+            yield Task(F, params, sched, inputs, edges, made)
+
+
+def key_of(task: Task) -> str:
+    """Returns the key of a task's records."""
+    of_few, others = chip.tuning_keys(task.made.program, task.made.forward, task.made.precision, task.sched.shape)
+    return (of_few or others)[0]
+
+
+def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) -> list[Timed]:
+    """Times the layout that is used today, and then promising ones until the time is up. Returns them in this order."""
+    program, shape = task.made.program, task.sched.shape
+    today = chip.configure(task.made, chip.LaunchOptions(target), shape)
+    fitting = [c for c in chip.candidates(program, task.made.precision, target) if not chip.is_crowded(program, c)]
+    if chip.has_few_graphs(shape):
+        fitting += chip.spread(fitting)
+    found = sorted((c for c in fitting if c != today), key=lambda c: chip.mean_cost(program, c, shape, shape.graphs))
+    layouts = [today, *found[: PROMISING - 1]]
+    out: list[Timed] = []
+    for first in range(0, len(layouts), AT_ONCE):
+        if out and time.monotonic() > end:
+            break
+        some = layouts[first : first + AT_ONCE]
+        for config, step in zip(some, _compiled(task, some), strict=True):
+            out.append(Timed(config, (timer or _by_the_clock)(step, task.params)))
+    return out
+
+
+def _compiled(task: Task, layouts: Sequence[LaunchConfig]) -> list[Any]:
+    """Compiles loops of passes, side by side. XLA need not tune its own products for them."""
+    lowered = [_lowered(task, config) for config in layouts]
+    with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:
+        return list(pool.map(lambda low: low.compile({"xla_gpu_autotune_level": 0}), lowered))
+
+
+def _lowered(task: Task, config: LaunchConfig) -> Any:
+    """Lowers `PASSES` chained passes. The other direction keeps its usual layout."""
+    forward = task.made.forward
+
+    def choose(level: LevelProgram, way: bool, other: LaunchConfig) -> LaunchConfig:
+        return dataclasses.replace(config, precision=other.precision) if way == forward else other
+
+    engine, sched = Persistent(layouts=chip.Layouts(choose)), task.sched
+    select = sched.roots if sched.shape.rooted else None
+
+    def loss(params: PyTree) -> jax.Array:
+        out = run(task.F, params, sched, task.inputs, edges=task.edges, select=select, engine=engine)
+        return jnp.asarray(sum(x.sum() for x in jax.tree.leaves(out)))
+
+    def one(params: PyTree, _: None) -> tuple[PyTree, None]:
+        if forward:
+            value = loss(params)
+            return jax.tree.map(lambda p: p + 0 * value, params), None
+        return jax.tree.map(lambda p, g: p - 1e-6 * g, params, jax.grad(loss)(params)), None
+
+    return jax.jit(lambda params: jax.lax.scan(one, params, length=PASSES)[0]).lower(task.params)
+
+
+def _by_the_clock(step: Any, params: PyTree) -> float:
+    """Returns the microseconds of a pass: the least of three measurements."""
+    jax.block_until_ready(step(params))
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        jax.block_until_ready(step(params))
+        times.append(time.perf_counter() - start)
+    return 1e6 * min(times) / PASSES

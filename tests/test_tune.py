@@ -1,0 +1,77 @@
+"""`cavs.tune`, with a clock of our own: there is no GPU here."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import cavs
+from cavs import vertex_programs as vp
+from cavs._engines.persistent import chip
+from cavs._run import tune as tuning
+from cavs.kernels import H200, Target, persistent, tuned
+from tests.odd_graphs import joined, random_binary_tree
+
+Example = tuple[cavs.VertexFunction, Any, cavs.Schedule, np.ndarray]
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A Hopper whose user has no records yet, on which each layout takes the microseconds of `slow`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Target, "here", staticmethod(lambda: H200))
+    monkeypatch.setattr(persistent, "unsupported", lambda target: None)
+    monkeypatch.setattr(tuning, "_compiled", lambda task, layouts: layouts)
+    monkeypatch.setattr(tuning, "_by_the_clock", lambda layout, params: slow(layout))
+    tuned.nearest.cache_clear()
+    yield
+    tuned.nearest.cache_clear()
+
+
+def slow(layout: Any) -> float:
+    return 100.0 + layout.rows - layout.in_flight
+
+
+def example() -> Example:
+    program = vp.BinaryTreeLSTM(128, 16)
+    graphs = joined([random_binary_tree(5, seed=n) for n in range(8)])
+    sched = cavs.schedule(graphs, scripts=True)
+    return program.vertex_function(), program.init(jax.random.key(0)), sched, sched.pad(np.ones((graphs.num_vertices, 16), "f"))
+
+
+def configs(of: Example) -> list[Any]:
+    made = [task.made for task in tuning.tasks(*of, None, H200)]
+    return [chip.configure(one, chip.LaunchOptions(H200), of[2].shape) for one in made]
+
+
+def test_the_fastest_layout_is_used_from_then_on(hopper: None) -> None:
+    of = example()
+    before = configs(of)
+    text = cavs.tune(*of)
+    after = configs(of)
+    assert text.startswith("forward: ") and "\nbackward: " in text
+    assert all(slow(b) <= slow(a) for a, b in zip(before, after, strict=True)) and before != after
+    assert len(tuned._read(tuned.own_file("NVIDIA H200"))) == sum(a != b for a, b in zip(before, after, strict=True))
+    assert cavs.tune(*of).count("us a pass before") == 2 and configs(of) == after
+
+
+def test_little_is_not_worth_a_record(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_by_the_clock", lambda layout, params: 100.0 - layout.in_flight / 100)
+    cavs.tune(*example())
+    assert not tuned.own_file("NVIDIA H200").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"F": 3}, "F: got a int; expected a cavs.VertexFunction"), ({"sched": 3}, "sched: got a int; expected a cavs.Schedule")],
+)
+def test_errors(hopper: None, change: dict[str, Any], words: str) -> None:
+    given = dict(zip(("F", "params", "sched", "inputs"), example(), strict=True))
+    with pytest.raises(TypeError, match=f"tune: {words}"):
+        cavs.tune(**(given | change))
+
+
+def test_it_says_why_it_cannot_run_here() -> None:
+    with pytest.raises(ValueError, match="tune: engine persistent cannot run on this device: "):
+        cavs.tune(*example())
