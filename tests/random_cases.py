@@ -105,6 +105,7 @@ class Options:
     parts: int = 0
     loss: str = "sum"
     sub_batched: bool = False
+    spread: bool = False  # whether groups of a launch share rows, which the engine chooses for larger graphs
 
     @property
     def traced(self) -> bool:
@@ -176,6 +177,8 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
         # Of all options, these fit a loss over parts of a batch.
         options = Options(float32, engine, options.way, optimizations=options.optimizations, precision=precision)
         options.parts, options.loss, options.sub_batched = int(rng.choice(parts)), str(rng.choice(LOSSES)), chance(0.4)
+    if engine in ("persistent", "persistent-interpret"):
+        options.spread = bool(np.random.default_rng([seed, 1]).random() < 0.25)  # drawn apart: the rest of a seed stays the same
     return Case(seed, program, forest, kinds, options)
 
 

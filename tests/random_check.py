@@ -1,6 +1,7 @@
 """Runs a random case with `cavs` and with the per-vertex reference, and compares values and gradients."""
 
 import contextlib
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
+from cavs._engines.persistent.chip import MEASURED, Layouts
 from cavs._engines.persistent.engine import Persistent
 from cavs._function.keep_options import MemoryOptions
 from cavs._run.run import run_with_options
@@ -176,7 +178,8 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     dtype = jnp.float32 if how.float32 else jnp.float64
     F = vertex_function(case, fns)
     top = cavs.VertexFunction(top_net if None in fns else {k: top_net for k in fns}, state=(TOP[1],))
-    engine = Persistent(interpret=True) if how.engine == INTERPRET else how.engine
+    layouts = Layouts(_spread) if how.spread else MEASURED
+    engine = Persistent(how.engine == INTERPRET, layouts) if how.engine == INTERPRET or how.spread else how.engine
     sched = cavs.schedule(build(case), **({"scripts": True} if how.engine == INTERPRET else {}), **how.schedule)
     if how.engine == INTERPRET and not sched.shape.levels:
         raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")
@@ -214,6 +217,10 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     cut = jax.tree.map(lambda y: y[(slice(None),) * axis + (slice(0, rows),)], pushes)
     real = {name: y[(slice(None),) * axis + (slice(0, count_of(case, name)),)] for name, y in gx.items()}
     return (gp, real), cut
+
+
+def _spread(level: Any, forward: bool, config: Any) -> Any:
+    return dataclasses.replace(config, spread=True, dataflow=False, clustered=False)
 
 
 class NotForThisEngine(Exception):
