@@ -8,7 +8,7 @@ from jax.core import ShapedArray
 
 from cavs._function.children import spread, spread_p
 from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
-from cavs._function.products import power_of, two_to
+from cavs._function.products import exponent_of, inverse_scale, scale
 from cavs._function.unroll import open_custom_calls, trace
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs.kernels import REDUCTIONS, is_product
@@ -81,8 +81,8 @@ def with_scaled_weights(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn],
 
 def _times_power(w: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns a weight times a power of two, and the inverse of this power."""
-    power = power_of(w)
-    return w * two_to(power), two_to(-power)
+    exponent = exponent_of(w)
+    return w * scale(exponent), inverse_scale(exponent)
 
 
 def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:
