@@ -25,7 +25,7 @@ from cavs.kernels._body.narrow import Narrow
 from cavs.kernels._body.wide import Wide
 from cavs.kernels._layout.config import EXCHANGE_WORDS, RING_WORDS, LaunchConfig
 from cavs.kernels._layout.layout import Layout, layout_of
-from cavs.kernels._layout.pack import pack_ring, pack_weights
+from cavs.kernels._layout.pack import pack_ring
 from cavs.kernels._program.arrays import Arrays as Arrays, Output as Output, Ref, concatenated
 from cavs.kernels._program.jaxprs import ROW, Var
 from cavs.kernels._program.names import EDGE_OWNER, FIRST_EDGE, Index, Tensor
@@ -35,7 +35,8 @@ from cavs.kernels.target import HOPPER, Target
 from cavs.kernels.turns import begin_p, end_p
 
 Weights: TypeAlias = dict[Var, jax.Array]
-LaunchResults: TypeAlias = tuple[dict[Tensor, jax.Array], jax.Array]  # the tensors that a launch writes, and its flag
+# The tensors that a launch writes, its flag, and the largest magnitudes of `Arrays.measured`.
+LaunchResults: TypeAlias = tuple[dict[Tensor, jax.Array], jax.Array, jax.Array]
 _FIELDS = ("tensors", "constants", "integers", "updated")  # of `Arrays`: those that hold arrays
 
 
@@ -47,8 +48,9 @@ def launches(
     The launches take one batch: see `cavs._run.other_engine`.
 
     Returns:
-        The tensors written, by name, with the copies of 16 bits of those updated; and (1,) int32, nonzero if a thread block
-        gave up waiting.
+        The tensors written, by name, with the copies of 16 bits of those updated; (1,) int32, nonzero if a thread block gave
+        up waiting; and (measured,) int32, the largest finite magnitude of each tensor in `Arrays.measured`, as bits of a
+        float32.
     """
     flows, variables = any(config.dataflow for config in configs), list(weights)
     named = {field: getattr(arrays, field) for field in _FIELDS}
@@ -61,12 +63,12 @@ def launches(
         mine = dataclasses.replace(
             arrays, **{k: dict(zip(named[k], x, strict=True)) for k, x in zip(named, given, strict=True)}
         )
-        out, lost = _launch(program, configs[0], weights, mine, reverse, flows, len(configs) > 1)
+        out, lost, largest = _launch(program, configs[0], weights, mine, reverse, flows, len(configs) > 1)
         for config in configs[1:]:
-            out, late = _launch(program, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
-            lost = lost + late
+            out, late, other = _launch(program, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
+            lost, largest = lost + late, jnp.maximum(largest, other)
         inner = program.scratch.keys() | program.halves.keys() - arrays.updated.keys()
-        return {name: x for name, x in out.items() if name not in inner}, lost
+        return {name: x for name, x in out.items() if name not in inner}, lost, largest
 
     @run.def_vmap
     def batches(*_: object) -> NoReturn:
@@ -99,9 +101,10 @@ def _launch(
     integers, integer_places = concatenated(arrays.integers, jnp.int32)
     constants, constant_places = concatenated(arrays.constants, jnp.float32)
     outputs = arrays.outputs | _scratch_outputs(program, arrays)
-    packed = _packed_weights(program, config, layout, weights)
+    packed = _packed_weights(program, config, layout, weights, arrays.constants)
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
-    counters = begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32))
+    lines = 1 + config.groups * (2 if arrays.measured else 1)
+    counters = begin_p.bind(jnp.zeros(32 * lines, jnp.int32))
     if flows:  # filled after the previous launch: otherwise XLA fills those of several steps while a launch runs, and delays it
         for n, name in enumerate(name for name in outputs if name in program.exchanged() and name not in held):
             out = outputs[name]
@@ -113,7 +116,7 @@ def _launch(
     scratch = _scratch_memory(config, layout)
 
     def body(*refs: Ref) -> None:
-        launch = Launch(program, config, layout, names.buffers(refs, list(scratch)), outputs, reverse, shared)
+        launch = Launch(program, config, layout, names.buffers(refs, list(scratch)), outputs, reverse, shared, arrays.measured)
         run_levels((Wide if config.wide else Narrow)(launch))
 
     body.__name__ = ("cavs_backward" if reverse else "cavs_forward") + "_wide" * config.wide
@@ -127,8 +130,10 @@ def _launch(
     )
     out = kernel(*arrays.tensors.values(), *packed, constants[None], integers, *held.values(), counted)
     left = {name: jax.freeze(ref) for name, ref in held.items()}
-    lost = end_p.bind(jax.freeze(counted)[:1])
-    return dict(zip(fresh, out, strict=True)) | left, lost
+    counts = jax.freeze(counted)
+    lost = end_p.bind(counts[:1])
+    largest = counts[32 * (config.groups + 1) :].reshape(-1, 32)[:, : len(arrays.measured)].max(0, initial=0)
+    return dict(zip(fresh, out, strict=True)) | left, lost, largest
 
 
 def _scratch_outputs(program: LevelProgram, arrays: Arrays) -> dict[Tensor, Output]:
@@ -140,14 +145,19 @@ def _scratch_outputs(program: LevelProgram, arrays: Arrays) -> dict[Tensor, Outp
     }
 
 
-def _packed_weights(program: LevelProgram, config: LaunchConfig, layout: Layout, weights: Weights) -> list[jax.Array]:
+def _packed_weights(
+    program: LevelProgram, config: LaunchConfig, layout: Layout, weights: Weights, constants: Mapping[Tensor, jax.Array]
+) -> list[jax.Array]:
     """The kernel's operands for the weights: the matrices if it packs them itself, otherwise the packed words."""
     given = [weights[p.variable] for p in layout.packed]
     if config.wide:
         return [pack_ring(layout.packed, given, program.unit, config.hb, config.precision)]
-    if config.resident:
+    if config.resident or not given:
         return given
-    return [pack_weights(layout.packed, given, program.unit, config.hb, config.precision)]
+    from cavs.kernels._mosaic.weights import pack_weights
+
+    inverses = [constants[program.scales[p.variable]] if p.variable in program.scales else None for p in layout.packed]
+    return [pack_weights(layout.packed, given, inverses, program.unit, config.hb, config)]
 
 
 def _scratch_memory(config: LaunchConfig, layout: Layout) -> dict[str, Any]:

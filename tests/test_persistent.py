@@ -13,7 +13,9 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.engine import Engine
 from cavs._engines.persistent import chip, lower, wide_levels
+from cavs._function import products
 from cavs._run import adjoint, plans
+from cavs._stages import lazy
 from cavs.kernels import H200, Target, persistent
 from cavs.kernels._program.fit import Unfit
 from cavs.kernels._program.names import TensorRole
@@ -104,7 +106,7 @@ def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM", "layer norm", "DAGNN"])
+@pytest.mark.parametrize("name", ["ChildSumTreeLSTM", "layer norm"])
 def test_spread_rows_in_the_interpreter(name: str) -> None:
     """The rows of all graphs as the share of the only group."""
     make, graphs = CASES[name]
@@ -117,6 +119,33 @@ def test_spread_rows_in_the_interpreter(name: str) -> None:
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
     assert_near(values(make(48)[0], params, graphs, x, laid_out(narrow, interpret=True)), want, 1e-5)
+
+
+@INTERPRETER
+@pytest.mark.parametrize(
+    ("name", "hidden", "wide"), [("BinaryTreeLSTM", 10, False), ("TreeFC", H, False), ("TreeFC", 256, True)]
+)
+def test_launches_find_the_largest_cotangents(name: str, hidden: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients in float16 are those after a search, bit by bit."""
+    make, graphs = CASES[name]
+    F, params = make(hidden)
+    x, searched, found = inputs_of(name, graphs, hidden), [], []
+    monkeypatch.setattr(Target, "here", lambda: H200)
+    monkeypatch.setattr(products, "_faster_gradient", lambda *_: True)
+    monkeypatch.setattr(products.lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+    search = products.exponent_of
+    monkeypatch.setattr(products, "exponent_of", lambda x: searched.append(x.shape) or search(x))
+    fields = {"rows": 64, "resident": False, "dataflow": False, "wide": True}
+    for scaled in (lazy.scaled_cuts, lambda *_: set()):
+        monkeypatch.setattr("cavs._engines.persistent.engine.scaled_cuts", scaled)
+        layouts = {"wide": lambda level, narrow: (dataclasses.replace(narrow, **fields), 2)} if wide else {}
+        engine = laid_out(None if wide else lambda level, forward, config: config, **layouts, interpret=True)
+        begin = len(searched)
+        found.append((values(F, params, graphs, x, engine), len(searched) - begin))
+    (got, few), (want, more) = found
+    assert few < more
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 def test_which_levels_are_wide() -> None:

@@ -19,7 +19,7 @@ from jax import lax
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.evaluate import evaluate, matrix_product, value_at
 from cavs._function.joint import ParamUse
-from cavs._function.products import weight_gradient
+from cavs._function.products import gradient_in_float16, weight_gradient
 from cavs._function.split import Split
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import vjp_at
@@ -33,6 +33,7 @@ from cavs._stages.operands import LazyProduct, Operand, Products, operands, spli
 from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated, window
 from cavs.kernels import Target
 
+SUM_BYTES = 8 << 20  # of rows, from which a second kernel is worth it
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
 
 
@@ -60,6 +61,7 @@ def lazy_gradients(
     given: Env | None = None,
     direct: Direct | None = None,
     powers: Mapping[Var, int] | None = None,
+    largest: Mapping[Var, jax.Array] | None = None,
     copies: Mapping[int, Copied] | None = None,
 ) -> Floats:
     """Computes the cotangents of the recurrent part's static values, summed over the rows of a span.
@@ -71,6 +73,7 @@ def lazy_gradients(
         given: operands that are known, so they are not computed again.
         direct: computes products from operands where these lie. `None`: XLA computes all.
         powers: for operands with bounds, the `power` of `weight_gradient`.
+        largest: for cut cotangents whose largest magnitude is known, the `largest` of `weight_gradient`.
         copies: by the index of a state leaf, what to gather rows from instead.
 
     Returns the cotangents, by the index of the static value.
@@ -101,7 +104,24 @@ def lazy_gradients(
     env |= {v: local[v] for e in eqns for v in e.outvars}
 
     where = operands(part, rows, span, memory, values) if direct else {}
-    return _sums(part, rows, span, memory, env, cuts, own, direct, where, powers or {})
+    return _sums(part, rows, span, memory, env, cuts, own, direct, where, powers or {}, largest or {})
+
+
+def scaled_cuts(part: Split, rows: Rows) -> set[Var]:
+    """Returns the cut cotangents that only gradients of weights read, and scale for float16, for all rows of a kind.
+
+    The eager part searches the others for their largest number in any case.
+    """
+    found, others = set[Var](), set(part.reverse.ct_cross.values())
+    for use in part.reverse.uses:
+        axes = [STATIC if domain_of(x, part.role.domain) == STATIC else use.domain for x in use.eqn.invars]
+        cut = use.cuts[0]
+        if matrix_product(use.eqn, axes) is not None and is_var(cut) and cut not in others:
+            x, w = (x.aval for x in use.eqn.invars)
+            n = (rows.edges if use.domain == EDGE else rows.size) * math.prod(x.shape[:-1])
+            if gradient_in_float16(n, x.shape[-1], cut.aval.shape[-1], use.eqn.params["precision"], x.dtype, w.dtype):
+                found.add(cut)
+    return found
 
 
 def apart(cts: Env, gradients: Floats) -> Env:
@@ -128,6 +148,7 @@ def _sums(
     direct: Direct | None,
     where: dict[Var, Operand],
     powers: Mapping[Var, int],
+    largest: Mapping[Var, jax.Array],
 ) -> Floats:
     """Returns the sums of what all equations add to the cotangents."""
     place: dict[Atom, int] = {v: i for i, v in enumerate(part.recurrent.statics)}
@@ -139,7 +160,7 @@ def _sums(
         if direct and (product := _direct_product(part, use, place, env, where, direct.cuts, n)):
             products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
             continue
-        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, counted, powers):
+        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, counted, powers, largest):
             totals[i] = totals[i] + ct if i in totals else ct
     if direct and products:
         found = direct.products(products)
@@ -189,6 +210,7 @@ def _transpose(
     n: int,
     counted: jax.Array | None,
     powers: Mapping[Var, int],
+    largest: Mapping[Var, jax.Array],
 ) -> list[tuple[int, jax.Array]]:
     """Returns (static value, cotangent) for one equation, summed over n rows, or over those that are `counted`."""
     level = part.role.domain
@@ -215,14 +237,28 @@ def _transpose(
     if axis is not None:
         a, ct = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (args[0], cotangents[0]))
         power = powers.get(x) if is_var(x := use.operands[0]) else None
-        gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], power)
+        most = largest.get(v) if is_var(v := use.cuts[0]) else None
+        gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], power, most)
         return [(place[use.eqn.invars[1]], _if_any(gradient, counted))]
+
+    if use.eqn.primitive.name in ("add", "add_any") and len(use.statics) == 1:  # such as of a bias
+        i, ct = use.statics[0], cotangents[0]
+        if axes.count(None) == 1 and use.eqn.invars[i].aval.shape == ct.shape[1:] and _in_two_steps(ct):
+            parts = math.gcd(ct.shape[0], 64)
+            total = barrier(ct.reshape(parts, ct.shape[0] // parts, *ct.shape[1:]).sum(1)).sum(0)
+            return [(place[use.eqn.invars[i]], _if_any(total, counted))]
 
     def of_rows(*args: jax.Array) -> list[jax.Array]:
         return jax.vmap(lambda *row: bind(use.eqn, row), in_axes=axes)(*args)
 
     out = vjp_at(of_rows, args, use.statics)[1](cotangents)
     return [(place[use.eqn.invars[i]], _if_any(ct, counted)) for i, ct in zip(use.statics, out, strict=True)]
+
+
+def _in_two_steps(x: jax.Array) -> bool:
+    """Returns whether a GPU sums rows faster in two steps: in one, XLA takes a thread block for 32 columns, here too few."""
+    few = math.prod(x.shape[1:]) < 32 * Target.here().multiprocessors
+    return Target.here().is_gpu and x.dtype == jnp.float32 and x.nbytes > SUM_BYTES and few
 
 
 def _repeat_last(x: jax.Array, counted: jax.Array) -> jax.Array:

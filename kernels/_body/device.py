@@ -31,6 +31,7 @@ class Device(Protocol):
         self,
         parts: Sequence[PackedWeight],
         refs: Sequence[Ref],
+        inverses: Sequence[Ref | None],
         cta: jax.Array,
         target: Ref,
         unit: int,
@@ -81,6 +82,8 @@ class Device(Protocol):
         column: jax.Array,
         valid: jax.Array | None = None,
         awaited: bool = False,
+        largest: Ref | None = None,
+        slot: jax.Array | int = 0,
     ) -> None: ...
 
     def read_product(self, tile: Tile, part: Ref | None, slots: int, column: jax.Array | int) -> jax.Array: ...

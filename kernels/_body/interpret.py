@@ -48,10 +48,18 @@ def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: 
 
 
 def copy_weights(
-    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: LaunchConfig
+    parts: Sequence[PackedWeight],
+    refs: Sequence[Ref],
+    inverses: Sequence[Ref | None],
+    cta: jax.Array,
+    target: Ref,
+    unit: int,
+    hb: int,
+    config: LaunchConfig,
 ) -> None:
     """Packs the thread block's columns of all weights."""
-    target[...] = pack_weights(parts, [ref[...] for ref in refs], unit, hb, config.precision)[cta]
+    weights = [ref[...] if one is None else ref[...] / one[0, 0] for ref, one in zip(refs, inverses, strict=True)]
+    target[...] = pack_weights(parts, weights, unit, hb, config.precision)[cta]
 
 
 def _numbers(tile: Tile) -> jax.Array:
@@ -129,6 +137,8 @@ def store(
     column: jax.Array,
     valid: jax.Array | None = None,
     awaited: bool = False,
+    largest: Ref | None = None,
+    slot: jax.Array | int = 0,
 ) -> None:
     """Stores a tile's rows to a tensor, zeros from column `valid` of the tile on."""
     del awaited
@@ -136,6 +146,10 @@ def store(
         value = jnp.where(jnp.arange(tile.shape[1]) < valid, value, 0)
     n = tile.row + jnp.arange(tile.shape[0])
     at = jnp.where(n <= tile.last, n + base, ref.shape[0])
+    if largest is not None:
+        counts = (n <= tile.last)[:, None] & jnp.isfinite(value)
+        found = lax.bitcast_convert_type(jnp.where(counts, jnp.abs(value), 0).max(), jnp.int32)
+        largest[slot] = jnp.maximum(largest[slot], found)
     value = (value * _factor(ref)).astype(ref.dtype)
     stored = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value, mode="drop")
     outside = ((n <= tile.last) & ((n + base < 0) | (n + base >= ref.shape[0]))).any() | (column + tile.shape[1] > ref.shape[1])

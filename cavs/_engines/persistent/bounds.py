@@ -60,10 +60,10 @@ def state_bounds(plan: FunctionPlan) -> list[float]:
 
 
 def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
-    """Returns for operands of lazy gradients with a bound the power of two that brings the bound to between 2^14 and 2^15."""
+    """Returns for operands of lazy gradients with a bound the even power of two that brings the bound to [2^13, 2^15]."""
     known = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
     known |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
     found = bounds(part.joint.program.eqns, known)
     operands = {x for use in part.reverse.uses for x in use.operands.values() if is_var(x)}
     limited = {x: found[x] for x in operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
-    return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) for x, b in limited.items()}
+    return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) & ~1 for x, b in limited.items()}

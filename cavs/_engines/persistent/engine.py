@@ -23,11 +23,11 @@ from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
-from cavs._jaxpr.jaxprs import Env
+from cavs._jaxpr.jaxprs import Env, Var
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
-from cavs._stages.lazy import apart, lazy_gradients
+from cavs._stages.lazy import apart, lazy_gradients, scaled_cuts
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows as KindRows, RowSpan
 from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, persistent
@@ -98,7 +98,7 @@ class Persistent(Engine):
             if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
                 given, crossing = barrier((given, crossing))
             tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-            out, lost = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
+            out, lost, _ = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
             states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
             gave_up = gave_up + lost
             # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
@@ -130,7 +130,8 @@ class Persistent(Engine):
                 memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
                 copies, cuts = _copies(batch, k, saved, cuts)
                 powers = powers_of_operands(part, state_bounds(batch.plan))
-                now = lazy_gradients(part, rows, span, memory, cuts, given=given, powers=powers, copies=copies)
+                how = {"powers": powers, "largest": launched.largest}
+                now = lazy_gradients(part, rows, span, memory, cuts, given=given, copies=copies, **how)
                 static_cts[k] = merged(static_cts[k], now)
                 if in_parts:
                     cuts = apart(cuts, now)
@@ -150,6 +151,7 @@ class Launched(NamedTuple):
     made: Recurrence
     out: dict[Tensor, jax.Array]
     lost: jax.Array
+    largest: dict[Var, jax.Array]  # the largest magnitudes of cut cotangents, as bits, where lazy gradients read them
 
 
 def _without_program(job: Job) -> str | None:
@@ -201,8 +203,10 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
         edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
         zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
-    given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row)
-    return Launched(made, *launch(made, rows, sched, engine.options(batch.job.target), given))
+    measured = {Tensor(TensorRole.CUT, n): v for n, v in enumerate(part.reverse.cuts) if v in scaled_cuts(part, rows)}
+    given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row, tuple(measured))
+    out, lost, largest = launch(made, rows, sched, engine.options(batch.job.target), given)
+    return Launched(made, out, lost, dict(zip(measured.values(), largest, strict=True)))
 
 
 def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Copied], Env]:
