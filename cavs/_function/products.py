@@ -53,19 +53,16 @@ def weight_gradient(
     w: jax.Array,
     axis: int,
     precision: PrecisionLike,
-    power: int | None = None,
-    largest: jax.Array | None = None,
+    exponents: Exponents = (None, None),
 ) -> jax.Array:
     """Returns the cotangent of W, given `ct` of `rows_times_matrix(x, w, axis, ...)`. It uses float16 if that is faster.
 
-    If an even `power` is given, 2^power x is in the range of float16, and its largest number need not be found. Neither need
-    that of `ct` if `largest` is its magnitude, as the bits of a float32 in an int32.
+    If the `exponents` of x and `ct` are given, their largest numbers need not be found.
     """
     rows, k = x.shape
     if not gradient_in_float16(rows, k, ct.shape[1], precision, x.dtype, ct.dtype, w.dtype):
         return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
-    exponents = None if power is None else _bits(UNSCALED - power), None if largest is None else _exponent(largest)
-    return _product(*_in_order(x, ct, axis), (0, 0), precision, exponents if axis == 0 else exponents[::-1])
+    return _product(*_in_order(x, ct, axis), (0, 0), precision, exponents if axis == 0 else (exponents[1], exponents[0]))
 
 
 def gradient_in_float16(rows: int, k: int, n: int, precision: PrecisionLike, *dtypes: DTypeLike) -> bool:
@@ -130,15 +127,23 @@ def in_float16(a: jax.Array, b: jax.Array, axes: tuple[int, int], exponents: Exp
     return _plain(a, b, axes, lax.Precision.DEFAULT, jnp.float32) * back * back
 
 
-def exponent_of(x: jax.Array) -> jax.Array:
-    """Returns the exponent of the largest finite |x|, rounded down to an even number, as a uint32: the bits of a float32."""
-    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=0)
-    return _exponent(lax.bitcast_convert_type(largest, jnp.int32))
+def exponent_of(x: jax.Array, least: float = 0.0) -> jax.Array:
+    """Returns the exponent of the largest finite |x|, or of `least`, as the bits of a float32 in a uint32.
+
+    It is rounded down to an even number.
+    """
+    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=least)
+    return exponent_of_bits(lax.bitcast_convert_type(largest, jnp.uint32))
 
 
-def _exponent(largest: jax.Array) -> jax.Array:
-    # Below 2^-112, 1 / scale would be no float32.
-    return jnp.maximum(largest.astype(jnp.uint32), _bits(BIAS - 112)) & _bits(254)
+def exponent_of_bits(largest: jax.Array) -> jax.Array:
+    """Returns `exponent_of(x)`, given the bits of the largest finite |x|."""
+    return jnp.maximum(largest, _bits(BIAS - 112)) & _bits(254)  # below 2^-112, 1 / scale would be no float32
+
+
+def exponent_of_power(power: int) -> jax.Array:
+    """Returns the exponent of numbers that are multiplied by 2^power, for an even power from -114 to 126."""
+    return _bits(UNSCALED - power)
 
 
 def scale(exponent: jax.Array) -> jax.Array:

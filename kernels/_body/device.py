@@ -82,8 +82,7 @@ class Device(Protocol):
         column: jax.Array,
         valid: jax.Array | None = None,
         awaited: bool = False,
-        largest: Ref | None = None,
-        slot: jax.Array | int = 0,
+        largest: tuple[Ref, jax.Array] | None = None,
     ) -> None: ...
 
     def read_product(self, tile: Tile, part: Ref | None, slots: int, column: jax.Array | int) -> jax.Array: ...

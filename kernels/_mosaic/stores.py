@@ -1,5 +1,7 @@
 """Stores of a tile's elements to tensors in global memory, each thread its own elements."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax._src.lib.mlir import ir
@@ -21,8 +23,7 @@ def store(
     column: jax.Array,
     valid: jax.Array | None = None,
     awaited: bool = False,
-    largest: Ref | None = None,
-    slot: jax.Array | int = 0,
+    largest: tuple[Ref, jax.Array] | None = None,
 ) -> None:
     """Stores `value[r, j]` to `ref[base + r, column + j]` for each unit j and each row r of a tile up to its last.
 
@@ -35,9 +36,8 @@ def store(
         column: An int32 scalar.
         valid: An int32 scalar: zeros are stored for units j from `valid` on. `None` if all units are valid.
         awaited: Whether other thread blocks poll the elements: they are written to L2 at once.
-        largest: A vector of int32 whose element `slot` becomes at least the largest finite |x| of what is stored, as bits of a
-            float32. `None` for nothing.
-        slot: An int32 scalar.
+        largest: A vector of int32, and the number of an element, which becomes at least the largest finite |x| of what is
+            stored, as bits of a float32. `None` for nothing.
     """
     if not isinstance(value, (int, float)):
         value = plgpu.layout_cast(value, tile_layout(tile))
@@ -45,9 +45,9 @@ def store(
     precision = stored_as(dtype)
     instruction = f"{'st.relaxed.gpu' if awaited else 'st'}.global.b32"
 
-    others = [SCALAR] * (valid is not None), [REF] * (largest is not None)
+    others = [SCALAR] * (valid is not None), [] if largest is None else [REF, SCALAR]
 
-    @inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, SCALAR, *others))
+    @inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, *others))
     def emit(
         ctx: Context,
         ref: MemRef,
@@ -56,9 +56,8 @@ def store(
         row: Scalar,
         last: Scalar,
         column: Scalar,
-        slot: Scalar,
         valid: list[Scalar],
-        largest: list[MemRef],
+        largest: list[Any],
     ) -> None:
         i32 = ir.IntegerType.get_signless(32)
         found = [int32(0)]
@@ -85,10 +84,10 @@ def store(
         if largest:
             red = "@p red.relaxed.gpu.global.max.u32 [$0], m;"
             text = f"{{.reg .u32 m; .reg .pred p; redux.sync.max.u32 m, $1, 0xffffffff; setp.eq.u32 p, $2, 0; {red}}}"
-            ptx(text, [], address(largest[0], 1) + int64(scalar(slot)) * 4, found[-1], thread_index() & 31)
+            ref, slot = largest
+            ptx(text, [], address(ref, 1) + int64(scalar(slot)) * 4, found[-1], thread_index() & 31)
 
-    given = [] if valid is None else [valid], [] if largest is None else [largest]
-    emit(ref, value, base, tile.row, tile.last, column, slot, *given)
+    emit(ref, value, base, tile.row, tile.last, column, [] if valid is None else [valid], [*(largest or ())])
 
 
 def _magnitude(x: Value, counts: Predicate) -> I32:
