@@ -35,8 +35,7 @@ from cavs.kernels.target import HOPPER, Target
 from cavs.kernels.turns import begin_p, end_p
 
 Weights: TypeAlias = dict[Var, jax.Array]
-# The tensors that a launch writes, its flag, and the largest magnitudes of `Arrays.measured`.
-LaunchResults: TypeAlias = tuple[dict[Tensor, jax.Array], jax.Array, jax.Array]
+LaunchResults: TypeAlias = tuple[dict[Tensor, jax.Array], jax.Array]  # the tensors that a launch writes, and its flag
 _FIELDS = ("tensors", "constants", "integers", "updated")  # of `Arrays`: those that hold arrays
 
 
@@ -48,9 +47,8 @@ def launches(
     The launches take one batch: see `cavs._run.other_engine`.
 
     Returns:
-        The tensors written, by name, with the copies of 16 bits of those updated; (1,) int32, nonzero if a thread block gave
-        up waiting; and (measured,) int32, the largest finite magnitude of each tensor in `Arrays.measured`, as bits of a
-        float32.
+        The tensors written, by name, with the copies of 16 bits of those updated; and (1,) int32, nonzero if a thread block
+        gave up waiting.
     """
     flows, variables = any(config.dataflow for config in configs), list(weights)
     named = {field: getattr(arrays, field) for field in _FIELDS}
@@ -63,12 +61,12 @@ def launches(
         mine = dataclasses.replace(
             arrays, **{k: dict(zip(named[k], x, strict=True)) for k, x in zip(named, given, strict=True)}
         )
-        out, lost, largest = _launch(program, configs[0], weights, mine, reverse, flows, len(configs) > 1)
+        out, lost = _launch(program, configs[0], weights, mine, reverse, flows, len(configs) > 1)
         for config in configs[1:]:
-            out, late, other = _launch(program, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
-            lost, largest = lost + late, jnp.maximum(largest, other)
+            out, late = _launch(program, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
+            lost = lost + late
         inner = program.scratch.keys() | program.halves.keys() - arrays.updated.keys()
-        return {name: x for name, x in out.items() if name not in inner}, lost, largest
+        return {name: x for name, x in out.items() if name not in inner}, lost
 
     @run.def_vmap
     def batches(*_: object) -> NoReturn:
@@ -103,8 +101,7 @@ def _launch(
     outputs = arrays.outputs | _scratch_outputs(program, arrays)
     packed = _packed_weights(program, config, layout, weights, arrays.constants)
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
-    lines = 1 + config.groups * (2 if arrays.measured else 1)
-    counters = begin_p.bind(jnp.zeros(32 * lines, jnp.int32))
+    counters = begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32))
     if flows:  # filled after the previous launch: otherwise XLA fills those of several steps while a launch runs, and delays it
         for n, name in enumerate(name for name in outputs if name in program.exchanged() and name not in held):
             out = outputs[name]
@@ -116,7 +113,7 @@ def _launch(
     scratch = _scratch_memory(config, layout)
 
     def body(*refs: Ref) -> None:
-        launch = Launch(program, config, layout, names.buffers(refs, list(scratch)), outputs, reverse, shared, arrays.measured)
+        launch = Launch(program, config, layout, names.buffers(refs, list(scratch)), outputs, reverse, shared)
         run_levels((Wide if config.wide else Narrow)(launch))
 
     body.__name__ = ("cavs_backward" if reverse else "cavs_forward") + "_wide" * config.wide
@@ -130,10 +127,8 @@ def _launch(
     )
     out = kernel(*arrays.tensors.values(), *packed, constants[None], integers, *held.values(), counted)
     left = {name: jax.freeze(ref) for name, ref in held.items()}
-    counts = jax.freeze(counted)
-    lost = end_p.bind(counts[:1])
-    largest = counts[32 * (config.groups + 1) :].reshape(-1, 32)[:, : len(arrays.measured)].max(0, initial=0)
-    return dict(zip(fresh, out, strict=True)) | left, lost, largest
+    lost = end_p.bind(jax.freeze(counted)[:1])
+    return dict(zip(fresh, out, strict=True)) | left, lost
 
 
 def _scratch_outputs(program: LevelProgram, arrays: Arrays) -> dict[Tensor, Output]:

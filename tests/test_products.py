@@ -86,9 +86,7 @@ def test_gradients_of_weights_whose_operands_have_a_bound(axis: int, monkeypatch
     w = np.zeros((9, 7) if axis == 0 else (7, 9), np.float32)
     for bounded in (x, x * np.float32(1e-4)):
         plain, given = (
-            np.asarray(
-                products.weight_gradient(jnp.asarray(bounded), jnp.asarray(ct), jnp.asarray(w), axis, None, (known, None))
-            )
+            np.asarray(products.weight_gradient(jnp.asarray(bounded), jnp.asarray(ct), jnp.asarray(w), axis, None, known))
             for known in (None, products.exponent_of_power(14))
         )
         want = bounded.astype(np.float64).T @ ct

@@ -53,21 +53,16 @@ def weight_gradient(
     w: jax.Array,
     axis: int,
     precision: PrecisionLike,
-    exponents: Exponents = (None, None),
+    exponent: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the cotangent of W, given `ct` of `rows_times_matrix(x, w, axis, ...)`. It uses float16 if that is faster.
 
-    If the `exponents` of x and `ct` are given, their largest numbers need not be found.
+    If the `exponent` of x is given, as by `exponent_of`, its largest number need not be found.
     """
     rows, k = x.shape
-    if not gradient_in_float16(rows, k, ct.shape[1], precision, x.dtype, ct.dtype, w.dtype):
-        return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
-    return _product(*_in_order(x, ct, axis), (0, 0), precision, exponents if axis == 0 else (exponents[1], exponents[0]))
-
-
-def gradient_in_float16(rows: int, k: int, n: int, precision: PrecisionLike, *dtypes: DTypeLike) -> bool:
-    """Returns whether `weight_gradient` uses float16 for x (rows, k) and a cotangent (rows, n) of these dtypes."""
-    return _tf32(precision, *dtypes) and _faster_gradient(rows, k, n)
+    if _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1]):
+        return _product(*_in_order(x, ct, axis), (0, 0), precision, (exponent, None) if axis == 0 else (None, exponent))
+    return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
 
 
 def _large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> jax.Array:
@@ -133,12 +128,8 @@ def exponent_of(x: jax.Array, least: float = 0.0) -> jax.Array:
     It is rounded down to an even number.
     """
     largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=least)
-    return exponent_of_bits(lax.bitcast_convert_type(largest, jnp.uint32))
-
-
-def exponent_of_bits(largest: jax.Array) -> jax.Array:
-    """Returns `exponent_of(x)`, given the bits of the largest finite |x|."""
-    return jnp.maximum(largest, _bits(BIAS - 112)) & _bits(254)  # below 2^-112, 1 / scale would be no float32
+    bits = lax.bitcast_convert_type(largest, jnp.uint32)
+    return jnp.maximum(bits, _bits(BIAS - 112)) & _bits(254)  # below 2^-112, 1 / scale would be no float32
 
 
 def exponent_of_power(power: int) -> jax.Array:

@@ -19,7 +19,7 @@ from jax import lax
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.evaluate import evaluate, matrix_product, value_at
 from cavs._function.joint import ParamUse
-from cavs._function.products import gradient_in_float16, weight_gradient
+from cavs._function.products import weight_gradient
 from cavs._function.split import Split
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import vjp_at
@@ -70,7 +70,7 @@ def lazy_gradients(
         own: the rows and edges of the span that count. `None` if all do, and F has no edges or the span is all rows.
         given: operands that are known, so they are not computed again.
         direct: computes products from operands where these lie. `None`: XLA computes all.
-        exponents: for operands and cut cotangents, those of `weight_gradient`, where they are known.
+        exponents: for operands, those of `weight_gradient`, where they are known.
         copies: by the index of a state leaf, what to gather rows from instead.
 
     Returns the cotangents, by the index of the static value.
@@ -102,23 +102,6 @@ def lazy_gradients(
 
     where = operands(part, rows, span, memory, values) if direct else {}
     return _sums(part, rows, span, memory, env, cuts, own, direct, where, exponents or {})
-
-
-def scaled_cuts(part: Split, rows: Rows) -> set[Var]:
-    """Returns the cut cotangents that only gradients of weights read, and scale for float16, for all rows of a kind.
-
-    The eager part searches the others for their largest number in any case.
-    """
-    found, others = set[Var](), set(part.reverse.ct_cross.values())
-    for use in part.reverse.uses:
-        axes = [STATIC if domain_of(x, part.role.domain) == STATIC else use.domain for x in use.eqn.invars]
-        cut = use.cuts[0]
-        if matrix_product(use.eqn, axes) is not None and is_var(cut) and cut not in others:
-            x, w = (x.aval for x in use.eqn.invars)
-            n = (rows.edges if use.domain == EDGE else rows.size) * math.prod(x.shape[:-1])
-            if gradient_in_float16(n, x.shape[-1], cut.aval.shape[-1], use.eqn.params["precision"], x.dtype, w.dtype):
-                found.add(cut)
-    return found
 
 
 def apart(cts: Env, gradients: Floats) -> Env:
@@ -231,8 +214,8 @@ def _transpose(
     axis = matrix_product(use.eqn, [STATIC if a is None else use.domain for a in axes])
     if axis is not None:
         a, ct = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (args[0], cotangents[0]))
-        known = tuple(exponents.get(x) if is_var(x) else None for x in (use.operands[0], use.cuts[0]))
-        gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], (known[0], known[1]))
+        known = exponents.get(x) if is_var(x := use.operands[0]) else None
+        gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], known)
         return [(place[use.eqn.invars[1]], _if_any(gradient, counted))]
 
     if use.eqn.primitive.name in ("add", "add_any") and len(use.statics) == 1:  # such as of a bias

@@ -82,7 +82,6 @@ class Device(Protocol):
         column: jax.Array,
         valid: jax.Array | None = None,
         awaited: bool = False,
-        largest: tuple[Ref, jax.Array] | None = None,
     ) -> None: ...
 
     def read_product(self, tile: Tile, part: Ref | None, slots: int, column: jax.Array | int) -> jax.Array: ...

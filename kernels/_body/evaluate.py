@@ -271,7 +271,6 @@ class Values:
         """Stores a value; zeros from the thread block's column `own` on."""
         launch, tile, place = self._launch, self._tile, store.place
         awaited = place.tensor in launch.awaited
-        largest = (launch.buffers.counters, launch.slot(place.tensor)) if place.tensor in launch.measured else None
         for b in range(max(1, num_blocks(aval(store.value), self._unit))):
             x, base = self._known[store.value].flat[b], launch.scalar(place.base)
             column = launch.column(b + place.offset // self._unit)
@@ -279,7 +278,7 @@ class Values:
                 x = jnp.full(tile.shape, x, dtype_of(store.value))
             if dtype_of(store.value) == np.bool_:
                 x = jnp.where(x, jnp.int32(1), jnp.int32(0))
-            self._device.store(tile, launch.buffers.tensors[place.tensor], x, base, column, own, awaited, largest)
+            self._device.store(tile, launch.buffers.tensors[place.tensor], x, base, column, own, awaited)
 
 
 def _box(x: jax.Array) -> Blocks:

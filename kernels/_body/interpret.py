@@ -137,7 +137,6 @@ def store(
     column: jax.Array,
     valid: jax.Array | None = None,
     awaited: bool = False,
-    largest: tuple[Ref, jax.Array] | None = None,
 ) -> None:
     """Stores a tile's rows to a tensor, zeros from column `valid` of the tile on."""
     del awaited
@@ -145,11 +144,6 @@ def store(
         value = jnp.where(jnp.arange(tile.shape[1]) < valid, value, 0)
     n = tile.row + jnp.arange(tile.shape[0])
     at = jnp.where(n <= tile.last, n + base, ref.shape[0])
-    if largest is not None:
-        counts = (n <= tile.last)[:, None] & jnp.isfinite(value)
-        found = lax.bitcast_convert_type(jnp.where(counts, jnp.abs(value), 0).max(), jnp.int32)
-        ref_of, slot = largest
-        ref_of[slot] = jnp.maximum(ref_of[slot], found)
     value = (value * _factor(ref)).astype(ref.dtype)
     stored = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value, mode="drop")
     outside = ((n <= tile.last) & ((n + base < 0) | (n + base >= ref.shape[0]))).any() | (column + tile.shape[1] > ref.shape[1])

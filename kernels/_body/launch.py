@@ -23,8 +23,7 @@ class Buffers:
     Attributes:
         tensors: Tensors of rows in global memory, and constants.
         integers: Vectors of int32 in global memory.
-        counters: A flag that is set if a thread block gives up waiting, a counter for each group, and the largest numbers that
-            each group stores; each 128 bytes apart.
+        counters: One counter for each group, 128 bytes apart, after a flag that is set if a thread block gives up waiting.
         weights: Matrices in global memory, which are copied to shared memory; or the packed weights alone, which stream.
         sums: The products' partial sums, in shared memory; `None` without products.
         resident: The packed weights in shared memory; `None` if they stream.
@@ -43,7 +42,7 @@ class Buffers:
 class Launch:
     """One launch, as a thread block's warpgroup sees it: the context of `_body.kernel.run`, traced in Pallas.
 
-    `shared` says that another launch runs some of the levels (`_body.wide`). `measured`: see `_program.arrays.Arrays`.
+    `shared` says that another launch runs some of the levels (`_body.wide`).
     """
 
     def __init__(
@@ -55,10 +54,9 @@ class Launch:
         outputs: dict[Tensor, Output],
         reverse: bool,
         shared: bool,
-        measured: tuple[Tensor, ...],
     ):
         self.program, self.config, self.layout, self.buffers = program, config, layout, buffers
-        self.outputs, self.reverse, self.shared, self.measured = outputs, reverse, shared, measured
+        self.outputs, self.reverse, self.shared = outputs, reverse, shared
         module = "_body.interpret" if config.interpret else "_mosaic.mosaic"
         self.device = cast(Device, importlib.import_module(f"cavs.kernels.{module}"))
         self.blocks = program.unit // config.hb  # of a group
@@ -82,10 +80,6 @@ class Launch:
     def index(self, name: Index | None) -> Ref | None:
         """A vector of integers by name."""
         return None if name is None else self.buffers.integers[name]
-
-    def slot(self, tensor: Tensor) -> jax.Array:
-        """Where the counters hold the largest number of a tensor that is `measured`, among what the group stores."""
-        return 32 * (self.config.groups + 1 + self.group) + self.measured.index(tensor)
 
     def whole_outputs(self) -> dict[Tensor, Output]:
         """The tensors that are read after the launch from their first to their last row."""

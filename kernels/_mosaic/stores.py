@@ -1,16 +1,14 @@
 """Stores of a tile's elements to tensors in global memory, each thread its own elements."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax._src.lib.mlir import ir
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.specs import Tile
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, element_address, inline_mgpu, ptx, thread_index, tile_layout
-from cavs.kernels._mosaic.types import I32, Context, Fragments, MemRef, Predicate, Scalar, Subscript
-from cavs.kernels._mosaic.value import Value, bitcast, constant, int32, int64, maximum, scalar, select
+from cavs.kernels._mosaic.mlir import REF, SCALAR, element_address, inline_mgpu, ptx, tile_layout
+from cavs.kernels._mosaic.types import Context, Fragments, MemRef, Scalar, Subscript
+from cavs.kernels._mosaic.value import Value, constant, int32, scalar, select
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import stored_as
 
@@ -23,7 +21,6 @@ def store(
     column: jax.Array,
     valid: jax.Array | None = None,
     awaited: bool = False,
-    largest: tuple[Ref, jax.Array] | None = None,
 ) -> None:
     """Stores `value[r, j]` to `ref[base + r, column + j]` for each unit j and each row r of a tile up to its last.
 
@@ -36,8 +33,6 @@ def store(
         column: An int32 scalar.
         valid: An int32 scalar: zeros are stored for units j from `valid` on. `None` if all units are valid.
         awaited: Whether other thread blocks poll the elements: they are written to L2 at once.
-        largest: A vector of int32, and the number of an element, which becomes at least the largest finite |x| of what is
-            stored, as bits of a float32. `None` for nothing.
     """
     if not isinstance(value, (int, float)):
         value = plgpu.layout_cast(value, tile_layout(tile))
@@ -45,9 +40,7 @@ def store(
     precision = stored_as(dtype)
     instruction = f"{'st.relaxed.gpu' if awaited else 'st'}.global.b32"
 
-    others = [SCALAR] * (valid is not None), [] if largest is None else [REF, SCALAR]
-
-    @inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, *others))
+    @inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, [SCALAR] * (valid is not None)))
     def emit(
         ctx: Context,
         ref: MemRef,
@@ -57,10 +50,8 @@ def store(
         last: Scalar,
         column: Scalar,
         valid: list[Scalar],
-        largest: list[Any],
     ) -> None:
         i32 = ir.IntegerType.get_signless(32)
-        found = [int32(0)]
 
         def put(element: ir.Value, at: tuple[Subscript, ...]) -> None:
             x, r, j = Value(element), scalar(row) + int32(at[0]), int32(at[1])
@@ -68,8 +59,6 @@ def store(
                 zero = constant(x.type, 0)
                 x = select(j < scalar(valid[0]), x, zero)
             end = scalar(last)
-            if largest:
-                found.append(maximum(found[-1], _magnitude(x, r <= end)))
             if precision:  # even threads store their own element and the next thread's, odd threads nothing
                 x = x * precision.factor if precision.factor != 1 else x
                 following = ptx("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;", x.type, x)
@@ -81,16 +70,5 @@ def store(
             ptx(text, [], target, x, r, end)
 
         value.foreach(put)
-        if largest:
-            red = "@p red.relaxed.gpu.global.max.u32 [$0], m;"
-            text = f"{{.reg .u32 m; .reg .pred p; redux.sync.max.u32 m, $1, 0xffffffff; setp.eq.u32 p, $2, 0; {red}}}"
-            ref, slot = largest
-            ptx(text, [], address(ref, 1) + int64(scalar(slot)) * 4, found[-1], thread_index() & 31)
 
-    emit(ref, value, base, tile.row, tile.last, column, [] if valid is None else [valid], [*(largest or ())])
-
-
-def _magnitude(x: Value, counts: Predicate) -> I32:
-    """Returns |x| as bits, or 0 if it is not finite or does not count."""
-    bits = bitcast(ir.IntegerType.get_signless(32), x) & 0x7FFFFFFF
-    return select(counts & (bits < 0x7F800000), bits, int32(0))
+    emit(ref, value, base, tile.row, tile.last, column, [] if valid is None else [valid])

@@ -55,7 +55,6 @@ class Arrays:
         updated: Tensors that are read and written.
         outputs: The tensors that the launch writes.
         replaced: The tensors that are read from the buffer of an updated one, whose rows replace theirs.
-        measured: Tensors, at most 32, of which the launch also finds the largest finite magnitude that it stores.
     """
 
     tensors: dict[Tensor, jax.Array]
@@ -64,7 +63,6 @@ class Arrays:
     updated: dict[Tensor, jax.Array]
     outputs: dict[Tensor, Output]
     replaced: dict[Tensor, Tensor] = dataclasses.field(default_factory=dict)
-    measured: tuple[Tensor, ...] = ()
 
 
 def concatenated(vectors: Mapping[_K, jax.Array], dtype: type) -> tuple[jax.Array, dict[_K, tuple[int, int]]]:

@@ -22,7 +22,7 @@ from cavs._engines.scan.task import eager_cotangents
 from cavs._function.domains import EDGE
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
-from cavs._function.products import exponent_of, exponent_of_bits, exponent_of_power
+from cavs._function.products import exponent_of, exponent_of_power
 from cavs._function.split import Split
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
@@ -30,7 +30,7 @@ from cavs._jaxpr.jaxprs import Env, Var
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
-from cavs._stages.lazy import apart, lazy_gradients, scaled_cuts
+from cavs._stages.lazy import apart, lazy_gradients
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows as KindRows, RowSpan
 from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, persistent
@@ -101,7 +101,7 @@ class Persistent(Engine):
             if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
                 given, crossing = barrier((given, crossing))
             tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-            out, lost, _ = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
+            out, lost = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
             states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
             gave_up = gave_up + lost
             # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
@@ -132,7 +132,7 @@ class Persistent(Engine):
                 span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
                 memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
                 copies, cuts = _copies(batch, k, saved, cuts)
-                known = _exponents(batch, part, saved) | launched.exponents
+                known = _exponents(batch, part, saved)
                 now = lazy_gradients(part, rows, span, memory, cuts, given=given, exponents=known, copies=copies)
                 static_cts[k] = merged(static_cts[k], now)
                 if in_parts:
@@ -153,7 +153,6 @@ class Launched(NamedTuple):
     made: Recurrence
     out: dict[Tensor, jax.Array]
     lost: jax.Array
-    exponents: dict[Var, jax.Array]  # of cut cotangents, where lazy gradients scale them for float16
 
 
 def _without_program(job: Job) -> str | None:
@@ -205,11 +204,8 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
         edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
         zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
-    measured = {Tensor(TensorRole.CUT, n): v for n, v in enumerate(part.reverse.cuts) if v in scaled_cuts(part, rows)}
-    given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row, tuple(measured))
-    out, lost, largest = launch(made, rows, sched, engine.options(batch.job.target), given)
-    exponents = exponent_of_bits(largest.astype(jnp.uint32))
-    return Launched(made, out, lost, dict(zip(measured.values(), exponents, strict=True)))
+    given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row)
+    return Launched(made, *launch(made, rows, sched, engine.options(batch.job.target), given))
 
 
 def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:

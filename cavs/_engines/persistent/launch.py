@@ -40,7 +40,6 @@ class LaunchArrays(NamedTuple):
     tensors: dict[Tensor, jax.Array]  # what the program's sources name, by vertex or edge, (N, ...)
     states: list[jax.Array]  # the states, which a forward updates; none for a backward
     row: jax.Array | None = None  # as `Cotangents.row`
-    measured: tuple[Tensor, ...] = ()  # as in `kernels.persistent.Arrays`
 
 
 def launch(
@@ -69,8 +68,8 @@ def launch(
     replaced = {kept: by for kept, by in recurrence.overwritten.items() if by not in flows}
     updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
     outputs = {name: output for name, output in outputs.items() if name not in updated}
-    arrays = persistent.Arrays(tensors, constants, used, updated, outputs, replaced, given.measured)
-    out, lost, largest = persistent.launches(program, configs, weights, arrays, not recurrence.forward)
+    arrays = persistent.Arrays(tensors, constants, used, updated, outputs, replaced)
+    out, lost = persistent.launches(program, configs, weights, arrays, not recurrence.forward)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
     for i, s in enumerate(states):
@@ -79,7 +78,7 @@ def launch(
         out[state] = rows_from_memory(out[state], program, like)
         if twin in out:
             out[twin] = rows_from_memory(out[twin], program, jax.ShapeDtypeStruct(like.shape, out[twin].dtype))
-    return out, lost, largest
+    return out, lost
 
 
 def _constants(recurrence: Recurrence, statics: list[jax.Array]) -> tuple[dict[Tensor, jax.Array], dict[Var, jax.Array]]:
