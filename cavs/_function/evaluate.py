@@ -128,8 +128,8 @@ def _biased(eqns: Sequence[Eqn], domain: Domains) -> dict[Var, Var]:
             readers.setdefault(x, []).append(e)
     found = {}
     for e in eqns:
-        product = e.primitive.name == "dot_general" and matrix_product(e, [domain_of(x, domain) for x in e.invars]) is not None
-        if product and len(by := readers.get(e.outvars[0], [])) == 1:
+        by = readers.get(e.outvars[0], [])
+        if matrix_product(e, [domain_of(x, domain) for x in e.invars]) is not None and len(by) == 1:
             static = STATIC in [domain_of(x, domain) for x in by[0].invars]
             found |= {e.outvars[0]: by[0].outvars[0]} if static and by[0].primitive.name in ("add", "add_any") else {}
     return found
