@@ -9,11 +9,9 @@ import pytest
 from jax import lax
 
 from cavs._function import products
-from cavs._jaxpr.jaxprs import is_var
-from cavs._stages import cotangents
-from cavs._stages.batched import leaf_function
+from cavs._stages import lazy
 from cavs.kernels import H200, Target
-from tests.persistent_programs import CASES, assert_near, inputs_of, plan_of, values
+from tests.persistent_programs import CASES, assert_near, inputs_of, values
 
 AXES = [(1, 0), (1, 1), (0, 0)]
 TF32 = 2.0**-10  # of |a| |b|: both operands are rounded to eleven bits
@@ -110,28 +108,6 @@ def test_a_run_in_float16(name: str, hopper: None) -> None:
     assert not all(same)  # it was float16
 
 
-def test_products_and_a_bias_read_one_stored_cotangent() -> None:
-    """XLA then reads it once to sum it and to convert it."""
-    make, graphs = CASES["BinaryTreeLSTM"]
-    F, params = make()
-    x = inputs_of("BinaryTreeLSTM", graphs)[:6]
-    (role,) = plan_of(F, params, x).leaf.values()
-    fn = leaf_function(role, 6, stored=True)
-
-    def total(params: Any, x: Any) -> Any:
-        return sum(state.sum() for state in fn(params, [x])[0])
-
-    eqns = jax.make_jaxpr(jax.grad(total, (0, 1)))(jax.tree.leaves(params), x).jaxpr.eqns
-    made = {v: e for e in eqns for v in e.outvars}
-
-    def source(v: Any) -> Any:
-        return source(made[v].invars[0]) if v in made and made[v].primitive.name in ("reshape", "transpose") else v
-
-    (stored,) = (e.outvars[0] for e in eqns if e.primitive.name == "optimization_barrier")
-    readers = [e.primitive.name for e in eqns for v in e.invars if is_var(v) and source(v) is stored]
-    assert sorted(name for name in readers if name not in ("reshape", "transpose")) == ["dot_general"] * 2 + ["reduce_sum"]
-
-
 @pytest.mark.parametrize("name", ["BinaryTreeLSTM", "TreeFC"])
 def test_gradients_of_biases_summed_in_two_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, graphs = CASES[name]
@@ -140,7 +116,7 @@ def test_gradients_of_biases_summed_in_two_steps(name: str, monkeypatch: pytest.
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
         monkeypatch.setattr(Target, "here", lambda: H200)
-        monkeypatch.setattr(cotangents, "_in_two_steps", lambda ct: asked.append(ct.shape) or True)
+        monkeypatch.setattr(lazy, "_in_two_steps", lambda ct: asked.append(ct.shape) or True)
         got = values(F, params, graphs, x, "scan")
     assert asked
     assert_near(got, want, 1e-5)

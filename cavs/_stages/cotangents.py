@@ -1,6 +1,5 @@
 """Zeros and sums of cotangents, and the transposes of gather, pull and push: in the backward, gather and scatter swap roles."""
 
-import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -11,7 +10,6 @@ from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.raw_keys import Shaped
 from cavs._jaxpr.equations import is_float
-from cavs._jaxpr.hold_back import barrier
 from cavs._stages.tensors import Index, get_rows
 from cavs.kernels import Target
 
@@ -19,7 +17,6 @@ Cotangent: TypeAlias = jax.Array | np.ndarray  # of an integer a NumPy array of 
 # Per leaf of the inputs: (Vp, ...); a shape as long as no vertex has added to it, and `None` for integers.
 InputCotangents: TypeAlias = list[jax.Array | jax.ShapeDtypeStruct | None]
 Floats: TypeAlias = dict[int, jax.Array]  # cotangents of floats, by their place in a list
-SUM_BYTES = 4 << 20  # of rows, from which a second kernel is worth it
 
 
 def zero_cotangent(x: Shaped) -> Cotangent:
@@ -70,19 +67,6 @@ def add_rows(g: Floats, i: int, index: jax.Array, ct: Cotangent) -> None:
         if rows is not index:
             ct = jnp.concatenate([ct, jnp.zeros_like(ct)])
         g[i] = g[i].at[rows].add(ct, mode="promise_in_bounds")
-
-
-def sum_of_rows(x: jax.Array) -> jax.Array:
-    """Returns the sum of the rows of a cotangent, (rows, ...); on a GPU in two steps if XLA would use few thread blocks."""
-    if not _in_two_steps(x):
-        return x.sum(0)
-    parts = math.gcd(x.shape[0], 64)
-    return barrier(x.reshape(parts, x.shape[0] // parts, *x.shape[1:]).sum(1)).sum(0)
-
-
-def _in_two_steps(x: jax.Array) -> bool:
-    few = math.prod(x.shape[1:]) < 32 * Target.here().multiprocessors  # XLA takes a thread block for 32 columns
-    return Target.here().is_gpu and x.dtype == jnp.float32 and x.ndim > 1 and x.nbytes > SUM_BYTES and few
 
 
 def not_one(index: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -13,11 +13,11 @@ from cavs._function.evaluate import pad_rows
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.costs import is_costly_in_f
 from cavs._jaxpr.derivative import Derivative, cheapest, derivative
-from cavs._jaxpr.equations import bind, depends, is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.equations import depends, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.hold_back import barrier, hold_back
-from cavs._jaxpr.jaxprs import Eqn, PyTreeDef, Var
+from cavs._jaxpr.jaxprs import PyTreeDef, Var
 from cavs._stages.blocks import MANY_BYTES, blocks_of, in_blocks, joined
-from cavs._stages.cotangents import sum_of_rows, zero_cotangent
+from cavs._stages.cotangents import zero_cotangent
 from cavs._stages.saved import Transpose
 from cavs.kernels import Target
 
@@ -179,13 +179,6 @@ def _pull_back_in_blocks(
     return part.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(shapes)])
 
 
-def _with_sums_of_rows(eqn: Eqn, operands: list[jax.Array]) -> Sequence[jax.Array]:
-    """Runs one equation of a backward."""
-    if eqn.primitive.name == "reduce_sum" and eqn.params["axes"] == (0,):
-        return [sum_of_rows(operands[0])]
-    return bind(eqn, operands)
-
-
 def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: list[jax.Array]) -> dict[int, jax.Array]:
     """Maps cotangents of float results to cotangents of the differentiated arguments, by their place."""
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
@@ -199,5 +192,5 @@ def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: 
     eqns = needed(of.forward, of.needs, set(env))[0]
     run_equations(eqns, local)
     env |= {v: local[v] for e in eqns for v in e.outvars} | dict(zip(of.seeds, cts, strict=True))
-    run_equations(of.backward, env, _with_sums_of_rows)
+    run_equations(of.backward, env)
     return dict(zip(part.places, (value_of(x, env) for x in of.grads), strict=True))
