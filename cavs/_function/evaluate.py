@@ -12,7 +12,7 @@ from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.products import rows_times_matrix
 from cavs._jaxpr.equations import bind, value_of
 from cavs._jaxpr.hold_back import barrier, late_zero
-from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, is_var
 from cavs.kernels import Target, computed_once
 
 # Each element of the result depends on the same element of the operands: no `vmap` is needed, which takes longer to trace.
@@ -48,7 +48,7 @@ def evaluate(
         stored: whether the cotangents of products are stored, see `_stored_cotangent`.
         product: multiplies row values by a matrix, with the arguments of `rows_times_matrix`.
     """
-    once, biased = computed_once(eqns), _biased(eqns, domain) if stored else {}
+    once = computed_once(eqns)
     for eqn in eqns:
         args = [env[x] if is_var(x) else x.val for x in eqn.invars]
         of = [domain_of(x, domain) for x in eqn.invars]
@@ -65,11 +65,10 @@ def evaluate(
             x, how = args[0], (eqn.params["precision"], eqn.params["preferred_element_type"])
             z = product(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), w, axis, *how)
             z = z.reshape(*x.shape[:-1], z.shape[-1])
-            outs = [_stored_cotangent(z) if stored and eqn.outvars[0] not in biased else z]
+            outs = [_stored_cotangent(z) if stored else z]
         else:
             axes = [0 if d != STATIC else None for d in of]
             outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
-            outs = list(map(_stored_cotangent, outs)) if eqn.outvars[0] in biased.values() else outs
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -120,28 +119,12 @@ def matrix_product(eqn: Eqn, of: Sequence[Domain]) -> int | None:
     return rc[0] if plain else None
 
 
-def _biased(eqns: Sequence[Eqn], domain: Domains) -> dict[Var, Var]:
-    """Maps products of rows and a matrix to the sums with a static value, such as a bias, where nothing else reads them."""
-    readers: dict[Var, list[Eqn]] = {}
-    for e in eqns:
-        for x in filter(is_var, e.invars):
-            readers.setdefault(x, []).append(e)
-    found = {}
-    for e in eqns:
-        by = readers.get(e.outvars[0], [])
-        if matrix_product(e, [domain_of(x, domain) for x in e.invars]) is not None and len(by) == 1:
-            static = STATIC in [domain_of(x, domain) for x in by[0].invars]
-            found |= {e.outvars[0]: by[0].outvars[0]} if static and by[0].primitive.name in ("add", "add_any") else {}
-    return found
-
-
 @jax.custom_vjp
 def _stored_cotangent(x: jax.Array) -> jax.Array:
     """Returns `x`; its cotangent is computed once and stored.
 
     If gates are parts of one product, XLA would otherwise store their cotangents apart, and concatenate them again for each of
-    the three sums and products that read them. If a bias is added to the product, it is the cotangent of the sum, so that the
-    kernel that converts it to float16 for products also sums it.
+    the three sums and products that read them.
     """
     return x
 
