@@ -9,7 +9,6 @@ import pytest
 from jax import lax
 
 from cavs._function import products
-from cavs._stages import lazy
 from cavs.kernels import H200, Target
 from tests.persistent_programs import CASES, assert_near, inputs_of, values
 
@@ -106,20 +105,6 @@ def test_a_run_in_float16(name: str, hopper: None) -> None:
     assert_near(got, want, 2e-3)
     same = [(np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True)]
     assert not all(same)  # it was float16
-
-
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "TreeFC"])
-def test_gradients_of_biases_summed_in_two_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, graphs = CASES[name]
-    F, params = make(36)
-    x, asked = inputs_of(name, graphs, 36), []
-    with jax.default_matmul_precision("highest"):
-        want = values(F, params, graphs, x, "scan")
-        monkeypatch.setattr(Target, "here", lambda: H200)
-        monkeypatch.setattr(lazy, "_in_two_steps", lambda ct: asked.append(ct.shape) or True)
-        got = values(F, params, graphs, x, "scan")
-    assert asked
-    assert_near(got, want, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from cavs._stages.operands import LazyProduct, Operand, Products, operands, spli
 from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated, window
 from cavs.kernels import Target
 
-SUM_BYTES = 8 << 20  # of rows, from which a second kernel is worth it
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
 
 
@@ -219,24 +218,11 @@ def _transpose(
         gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], known)
         return [(place[use.eqn.invars[1]], _if_any(gradient, counted))]
 
-    if use.eqn.primitive.name in ("add", "add_any") and len(use.statics) == 1:  # such as of a bias
-        i, ct = use.statics[0], cotangents[0]
-        if axes.count(None) == 1 and use.eqn.invars[i].aval.shape == ct.shape[1:] and _in_two_steps(ct):
-            parts = math.gcd(ct.shape[0], 64)
-            total = barrier(ct.reshape(parts, ct.shape[0] // parts, *ct.shape[1:]).sum(1)).sum(0)
-            return [(place[use.eqn.invars[i]], _if_any(total, counted))]
-
     def of_rows(*args: jax.Array) -> list[jax.Array]:
         return jax.vmap(lambda *row: bind(use.eqn, row), in_axes=axes)(*args)
 
     out = vjp_at(of_rows, args, use.statics)[1](cotangents)
     return [(place[use.eqn.invars[i]], _if_any(ct, counted)) for i, ct in zip(use.statics, out, strict=True)]
-
-
-def _in_two_steps(x: jax.Array) -> bool:
-    """Returns whether a GPU sums rows faster in two steps: in one, XLA takes a thread block for 32 columns, here too few."""
-    few = math.prod(x.shape[1:]) < 32 * Target.here().multiprocessors
-    return Target.here().is_gpu and x.dtype == jnp.float32 and x.nbytes > SUM_BYTES and few
 
 
 def _repeat_last(x: jax.Array, counted: jax.Array) -> jax.Array:

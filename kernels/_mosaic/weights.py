@@ -1,4 +1,4 @@
-"""Packs weights in the order in which `mma.sync` reads them, in shared or global memory; `_layout.pack` packs the same."""
+"""Packs weights in the order in which `mma.sync` reads them, in shared or global memory; `_layout.pack` packs the same words."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
