@@ -1,4 +1,4 @@
-"""Packs weights in the order in which `mma.sync` reads them, in shared or global memory; `_layout.pack` packs the same words."""
+"""Packs weights in the order in which `mma.sync` reads them, into shared or global memory; `_layout.pack` does it by XLA."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
