@@ -25,7 +25,7 @@ from cavs.kernels._body.narrow import Narrow
 from cavs.kernels._body.wide import Wide
 from cavs.kernels._layout.config import EXCHANGE_WORDS, RING_WORDS, LaunchConfig
 from cavs.kernels._layout.layout import Layout, layout_of
-from cavs.kernels._layout.pack import pack_ring, pack_weights
+from cavs.kernels._layout.pack import pack_ring
 from cavs.kernels._program.arrays import Arrays as Arrays, Output as Output, Ref, concatenated
 from cavs.kernels._program.jaxprs import ROW, Var
 from cavs.kernels._program.names import EDGE_OWNER, FIRST_EDGE, Index, Tensor
@@ -99,7 +99,7 @@ def _launch(
     integers, integer_places = concatenated(arrays.integers, jnp.int32)
     constants, constant_places = concatenated(arrays.constants, jnp.float32)
     outputs = arrays.outputs | _scratch_outputs(program, arrays)
-    packed = _packed_weights(program, config, layout, weights)
+    packed = _packed_weights(program, config, layout, weights, arrays.constants)
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
     counters = begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32))
     if flows:  # filled after the previous launch: otherwise XLA fills those of several steps while a launch runs, and delays it
@@ -140,14 +140,19 @@ def _scratch_outputs(program: LevelProgram, arrays: Arrays) -> dict[Tensor, Outp
     }
 
 
-def _packed_weights(program: LevelProgram, config: LaunchConfig, layout: Layout, weights: Weights) -> list[jax.Array]:
+def _packed_weights(
+    program: LevelProgram, config: LaunchConfig, layout: Layout, weights: Weights, constants: Mapping[Tensor, jax.Array]
+) -> list[jax.Array]:
     """The kernel's operands for the weights: the matrices if it packs them itself, otherwise the packed words."""
     given = [weights[p.variable] for p in layout.packed]
     if config.wide:
         return [pack_ring(layout.packed, given, program.unit, config.hb, config.precision)]
-    if config.resident:
+    if config.resident or not given:
         return given
-    return [pack_weights(layout.packed, given, program.unit, config.hb, config.precision)]
+    from cavs.kernels._mosaic.weights import pack_weights
+
+    inverses = [constants[program.scales[p.variable]] if p.variable in program.scales else None for p in layout.packed]
+    return [pack_weights(layout.packed, given, inverses, program.unit, config.hb, config)]
 
 
 def _scratch_memory(config: LaunchConfig, layout: Layout) -> dict[str, Any]:

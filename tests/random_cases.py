@@ -178,7 +178,7 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
         options = Options(float32, engine, options.way, optimizations=options.optimizations, precision=precision)
         options.parts, options.loss, options.sub_batched = int(rng.choice(parts)), str(rng.choice(LOSSES)), chance(0.4)
     if engine in ("persistent", "persistent-interpret"):
-        options.spread = bool(np.random.default_rng([seed, 1]).random() < 0.25)  # drawn apart: the rest of a seed stays the same
+        options.spread = bool(np.random.default_rng([seed, 1]).random() < 0.25)  # drawn apart: others stay those of the seed
     return Case(seed, program, forest, kinds, options)
 
 

@@ -98,7 +98,7 @@ def test_powers_of_two_of_operands() -> None:
     powers = bounds.powers_of_operands(part, bounds.state_bounds(plan))
     operands = [x for use in part.reverse.uses for x in use.operands.values()]
     slots = {v for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True) if i == 1}
-    assert set(operands) == powers.keys() and sorted(set(powers.values())) == [13, 14]  # the sum of two states, a state
+    assert set(operands) == powers.keys() and sorted(set(powers.values())) == [12, 14]  # the sum of two states, a state
     assert all(powers[x] == 14 for x in operands if x in slots)
     plan = planned("TreeFC", 32)
     assert not bounds.powers_of_operands(plan.inner[None], bounds.state_bounds(plan))

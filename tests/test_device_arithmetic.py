@@ -47,7 +47,7 @@ class Memory:
             high, low = (int(np.asarray(x, np.float32).astype(half).view(np.uint16)) for x in args)
             return high << 16 | low
         offset = int(re.findall(r"\[\$\d+\+(\d+)\]", text)[0])
-        if text.startswith("st.shared"):
+        if text.startswith(("st.shared", "st.global")):
             for n, word in enumerate(args[1:]):
                 self.words[args[0] + offset + 4 * n] = bits(word) & WORD
             return None
@@ -58,7 +58,7 @@ class Memory:
 def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
     memory = Memory()
 
-    def spread(total: int, threads: int, most: int, read: Any, write: Any) -> None:
+    def spread(total: int, threads: Any, most: int, read: Any, write: Any) -> None:
         for u in range(total):
             write(u, read(u))
 
@@ -97,18 +97,10 @@ def test_products_find_the_weights_that_were_copied(
             packed = pack_weights(layout.packed, [weights[p.offset] for p in layout.packed], level.unit, hb, precision)
             assert packed.shape == (level.unit // hb, layout.words)
             memory.words |= {4 * n: word for n, word in enumerate(np.asarray(packed[cta]).view(np.uint32).tolist())}
-        for part in layout.packed if resident else ():
-            peer, first = cta % split, cta // split * split * hb
-            source = _mosaic_weights._Source(
-                part, weights[part.offset], first, peer * part.k, level.unit, hb * split, precision
-            )
-            if tight:
-                _mosaic_weights._copy_triples(source, 0, 128)
-                continue
-            whole = part.width // 16 * 16
-            _mosaic_weights._copy_tiles(source, 0, part.offset, 0, whole // 16, 2, 128)
-            rest = part.offset + whole * part.words(precision) // part.width
-            _mosaic_weights._copy_tiles(source, 0, rest, whole, part.width // 8 % 2, 1, 128)
+        if resident:
+            store = _mosaic_weights._stores("shared", cast(Any, 0))
+            given: Any = [(weights[p.offset], None) for p in layout.packed]
+            _mosaic_weights._pack(layout.packed, given, cast(Any, cta), store, level.unit, hb, config, cast(Any, None))
         assert max(memory.words) < 4 * layout.words
         for spec, weight in pairs:
             part = next(p for p in layout.packed if p.offset == weight.offset)
@@ -134,6 +126,31 @@ def test_products_find_the_weights_that_were_copied(
                             assert (word ^ to_tf32(want[0]) - 0x2000 * tie) & 0xFFFFE000 == 0
                         else:
                             assert word == bits(want[0])
+
+
+@pytest.mark.parametrize(("hb", "split", "tight", "precision"), LAYOUTS)
+@pytest.mark.parametrize("power", [1.0, 2.0**-20])
+def test_a_kernel_packs_the_words_of_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch, hb: int, split: int, tight: bool, precision: str, power: float
+) -> None:
+    """Of weights that tf32 holds, which the two would round to nearest in other ways, times a power of two."""
+    program = vp.BinaryTreeLSTM(128, 16)
+    params = jax.eval_shape(program.init, jax.random.key(0))
+    plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
+    level = lower.recurrence_of(plan, None, False).program
+    config = LaunchConfig(hb, 1, False, 8, 1, precision, False, tight, split=split)
+    layout, memory, rng = layout_of(level, config), emit_numbers(monkeypatch), np.random.default_rng(0)
+    monkeypatch.setattr(_mosaic_weights, "_inverse", lambda x: 1 / x)
+    weights = [rng.integers(-1000, 1000, p.variable.aval.shape).astype(np.float32) for p in layout.packed]
+    want = np.asarray(pack_weights(layout.packed, [jnp.asarray(w * power) for w in weights], level.unit, hb, precision))
+    inverses = [np.full((1, 1), 1 / power, np.float32) for _ in weights]
+    given = _mosaic_weights._paired(cast(Any, [*weights, *inverses]), inverses)
+    words = layout.words
+    for cta in (0, 3):
+        store = _mosaic_weights._stores("global", cast(Any, 4 * words * cta))
+        _mosaic_weights._pack(layout.packed, given, cast(Any, cta), store, level.unit, hb, config, cast(Any, None))
+        got = np.array([memory.words[4 * (words * cta + n)] for n in range(words)], np.uint32)
+        np.testing.assert_array_equal(got, want[cta].view(np.uint32))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@ a training step.
 
 Where JAX would compute a product in tf32, it may be computed in float16: both have eleven significant bits, and float16 is
 twice as fast. For x^T dY it is three times as fast, because tensor cores read tf32 along the axis that is summed over, here
-the rows, which are contiguous neither in x nor in dY. The range of float16 is small, so each operand is first multiplied by a
-power of two that brings its largest number just below 2^15. Numbers of at least 2^-29 of the largest keep eleven bits; the
-error of smaller ones is at most 2^-40 of the largest. Sums are float32.
+the rows, which are contiguous neither in x nor in dY. The range of float16 is small, so each operand is first multiplied by an
+even power of two that brings its largest number to between 2^13 and 2^15. Numbers of at least 2^-27 of the largest keep eleven
+bits; the error of smaller ones is at most 2^-38 of the largest. Sums are float32.
 """
 
-import functools
 from typing import TypeAlias
 
 import jax
@@ -22,8 +21,9 @@ from cavs._jaxpr.ruled import replaceable
 from cavs.kernels import Target, of_tf32_bits
 
 BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa
-Powers: TypeAlias = tuple[int | None, int | None]  # exponents of the two by which operands are multiplied, where known
-LARGEST = 14  # the exponent of the largest number after scaling; those of float16 go from -14 to 15
+Exponents: TypeAlias = tuple[jax.Array | None, jax.Array | None]  # what `exponent_of` returns of two operands, where known
+LARGEST = 14  # the largest exponent after scaling; those of float16 go from -14 to 15
+UNSCALED = BIAS + LARGEST - 1  # the exponent, as in the bits of a float32, of numbers that need no scale
 
 
 def rows_times_matrix(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:
@@ -48,16 +48,20 @@ def large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLik
 
 
 def weight_gradient(
-    x: jax.Array, ct: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike, power: int | None = None
+    x: jax.Array,
+    ct: jax.Array,
+    w: jax.Array,
+    axis: int,
+    precision: PrecisionLike,
+    exponent: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the cotangent of W, given `ct` of `rows_times_matrix(x, w, axis, ...)`. It uses float16 if that is faster.
 
-    If a `power` is given, 2^power x is in the range of float16, and its largest number need not be found.
+    If the `exponent` of x is given, as by `exponent_of`, its largest number need not be found.
     """
     rows, k = x.shape
     if _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1]):
-        powers = (power, None) if axis == 0 else (None, power)
-        return _product(*_in_order(x, ct, axis), (0, 0), precision, powers)
+        return _product(*_in_order(x, ct, axis), (0, 0), precision, (exponent, None) if axis == 0 else (None, exponent))
     return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
 
 
@@ -83,18 +87,25 @@ def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Ar
 
 
 def _product(
-    a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, powers: Powers = (None, None)
+    a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, exponents: Exponents = (None, None)
 ) -> jax.Array:
     """Returns the product of two float32 matrices over one axis of each. On a GPU it is computed in float16.
 
     Its derivatives are plain products, because tangents may have another range than the values.
     """
-    plain = functools.partial(_plain, axes=axes, precision=precision, dtype=jnp.float32)
 
-    def product(a: jax.Array, b: jax.Array) -> jax.Array:
-        return lax.platform_dependent(a, b, cuda=functools.partial(in_float16, axes=axes, powers=powers), default=plain)
+    def plain(a: jax.Array, b: jax.Array, *_: jax.Array) -> jax.Array:
+        return _plain(a, b, axes, precision, jnp.float32)
 
-    return replaceable(product, plain, batched=True)(a, b)
+    def scaled(a: jax.Array, b: jax.Array, *given: jax.Array) -> jax.Array:
+        rest = iter(given)
+        one, two = (None if e is None else next(rest) for e in exponents)
+        return in_float16(a, b, axes, (one, two))
+
+    def product(*operands: jax.Array) -> jax.Array:
+        return lax.platform_dependent(*operands, cuda=scaled, default=plain)
+
+    return replaceable(product, plain, batched=True)(a, b, *(e for e in exponents if e is not None))
 
 
 def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:
@@ -102,28 +113,49 @@ def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: Precisi
     return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=dtype)
 
 
-def in_float16(a: jax.Array, b: jax.Array, axes: tuple[int, int], powers: Powers = (None, None)) -> jax.Array:
+def in_float16(a: jax.Array, b: jax.Array, axes: tuple[int, int], exponents: Exponents = (None, None)) -> jax.Array:
     """Returns `_product(a, b, axes)` by a product in float16. Numbers that are not finite stay so."""
-    a_power, b_power = (power_of(x) if n is None else jnp.int32(n) for x, n in zip((a, b), powers, strict=True))
-    out = _plain(_scaled(a, a_power), _scaled(b, b_power), axes, lax.Precision.DEFAULT, jnp.float32)
-    back = -(a_power + b_power)  # in two steps: 2^back may overflow although the result does not
-    return out * two_to(back >> 1) * two_to(back - (back >> 1))
+    one, two = (exponent_of(x) if e is None else e for x, e in zip((a, b), exponents, strict=True))
+    a, b = (a * scale(one)).astype(jnp.float16), (b * scale(two)).astype(jnp.float16)
+    # The root of 1 / (scale * scale), twice: its square may overflow although the result does not.
+    back = _number((one >> 1) + (two >> 1) - _bits(UNSCALED - BIAS))
+    return _plain(a, b, axes, lax.Precision.DEFAULT, jnp.float32) * back * back
 
 
-def power_of(x: jax.Array) -> jax.Array:
-    """Returns the n that brings the largest finite |x| to [2^14, 2^15), clipped so that 2^n and 2^-n are float32."""
-    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=0)
-    exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> BITS) - BIAS
-    return jnp.clip(LARGEST - exponent, 1 - BIAS, BIAS - 1)
+def exponent_of(x: jax.Array, least: float = 0.0) -> jax.Array:
+    """Returns the exponent of the largest finite |x|, or of `least`, as the bits of a float32 in a uint32.
+
+    It is rounded down to an even number.
+    """
+    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=least)
+    bits = lax.bitcast_convert_type(largest, jnp.uint32)
+    return jnp.maximum(bits, _bits(BIAS - 112)) & _bits(254)  # below 2^-112, 1 / scale would be no float32
 
 
-def _scaled(x: jax.Array, power: jax.Array) -> jax.Array:
-    return (x * two_to(power)).astype(jnp.float16)
+def exponent_of_power(power: int) -> jax.Array:
+    """Returns the exponent of numbers that are multiplied by 2^power, for an even power from -114 to 126."""
+    return _bits(UNSCALED - power)
 
 
-def two_to(power: jax.Array) -> jax.Array:
-    """Returns 2^power for powers from -126 to 126. It is made of its bits, so XLA fuses it into the product with it."""
-    return lax.bitcast_convert_type((power + BIAS) << BITS, jnp.float32)
+def scale(exponent: jax.Array) -> jax.Array:
+    """Returns the power of two that brings numbers of this exponent, or the next, to [2^13, 2^15).
+
+    It is made of bits by one subtraction: XLA computes it in the kernel that scales, where a longer formula is a kernel.
+    """
+    return _number(_bits(UNSCALED + BIAS) - exponent)
+
+
+def inverse_scale(exponent: jax.Array) -> jax.Array:
+    """Returns 1 / `scale(exponent)`."""
+    return _number(exponent - _bits(UNSCALED - BIAS))
+
+
+def _bits(exponent: int) -> jax.Array:
+    return jnp.uint32(exponent << BITS)
+
+
+def _number(bits: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _tf32(precision: PrecisionLike, *dtypes: DTypeLike | None) -> bool:

@@ -59,7 +59,7 @@ def lazy_gradients(
     own: OwnRows | None = None,
     given: Env | None = None,
     direct: Direct | None = None,
-    powers: Mapping[Var, int] | None = None,
+    exponents: Mapping[Var, jax.Array] | None = None,
     copies: Mapping[int, Copied] | None = None,
 ) -> Floats:
     """Computes the cotangents of the recurrent part's static values, summed over the rows of a span.
@@ -70,7 +70,7 @@ def lazy_gradients(
         own: the rows and edges of the span that count. `None` if all do, and F has no edges or the span is all rows.
         given: operands that are known, so they are not computed again.
         direct: computes products from operands where these lie. `None`: XLA computes all.
-        powers: for operands with bounds, the `power` of `weight_gradient`.
+        exponents: for operands, those of `weight_gradient`, where they are known.
         copies: by the index of a state leaf, what to gather rows from instead.
 
     Returns the cotangents, by the index of the static value.
@@ -101,7 +101,7 @@ def lazy_gradients(
     env |= {v: local[v] for e in eqns for v in e.outvars}
 
     where = operands(part, rows, span, memory, values) if direct else {}
-    return _sums(part, rows, span, memory, env, cuts, own, direct, where, powers or {})
+    return _sums(part, rows, span, memory, env, cuts, own, direct, where, exponents or {})
 
 
 def apart(cts: Env, gradients: Floats) -> Env:
@@ -127,7 +127,7 @@ def _sums(
     own: OwnRows | None,
     direct: Direct | None,
     where: dict[Var, Operand],
-    powers: Mapping[Var, int],
+    exponents: Mapping[Var, jax.Array],
 ) -> Floats:
     """Returns the sums of what all equations add to the cotangents."""
     place: dict[Atom, int] = {v: i for i, v in enumerate(part.recurrent.statics)}
@@ -139,7 +139,7 @@ def _sums(
         if direct and (product := _direct_product(part, use, place, env, where, direct.cuts, n)):
             products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
             continue
-        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, counted, powers):
+        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, counted, exponents):
             totals[i] = totals[i] + ct if i in totals else ct
     if direct and products:
         found = direct.products(products)
@@ -188,7 +188,7 @@ def _transpose(
     cuts: Env,
     n: int,
     counted: jax.Array | None,
-    powers: Mapping[Var, int],
+    exponents: Mapping[Var, jax.Array],
 ) -> list[tuple[int, jax.Array]]:
     """Returns (static value, cotangent) for one equation, summed over n rows, or over those that are `counted`."""
     level = part.role.domain
@@ -214,8 +214,8 @@ def _transpose(
     axis = matrix_product(use.eqn, [STATIC if a is None else use.domain for a in axes])
     if axis is not None:
         a, ct = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (args[0], cotangents[0]))
-        power = powers.get(x) if is_var(x := use.operands[0]) else None
-        gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], power)
+        known = exponents.get(x) if is_var(x := use.operands[0]) else None
+        gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], known)
         return [(place[use.eqn.invars[1]], _if_any(gradient, counted))]
 
     def of_rows(*args: jax.Array) -> list[jax.Array]:

@@ -31,6 +31,7 @@ class Device(Protocol):
         self,
         parts: Sequence[PackedWeight],
         refs: Sequence[Ref],
+        inverses: Sequence[Ref | None],
         cta: jax.Array,
         target: Ref,
         unit: int,

@@ -48,10 +48,18 @@ def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: 
 
 
 def copy_weights(
-    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: LaunchConfig
+    parts: Sequence[PackedWeight],
+    refs: Sequence[Ref],
+    inverses: Sequence[Ref | None],
+    cta: jax.Array,
+    target: Ref,
+    unit: int,
+    hb: int,
+    config: LaunchConfig,
 ) -> None:
     """Packs the thread block's columns of all weights."""
-    target[...] = pack_weights(parts, [ref[...] for ref in refs], unit, hb, config.precision)[cta]
+    weights = [ref[...] if one is None else ref[...] / one[0, 0] for ref, one in zip(refs, inverses, strict=True)]
+    target[...] = pack_weights(parts, weights, unit, hb, config.precision)[cta]
 
 
 def _numbers(tile: Tile) -> jax.Array:

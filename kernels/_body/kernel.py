@@ -75,10 +75,9 @@ def run(strategy: Strategy) -> None:
     config, buffers = launch.config, launch.buffers
     if launch.layout.columns and config.resident:
         assert buffers.resident is not None
-        unit = launch.program.unit
-        launch.device.copy_weights(
-            launch.layout.packed, buffers.weights, launch.block, buffers.resident, unit, config.hb, config
-        )
+        unit, scales, packed = launch.program.unit, launch.program.scales, launch.layout.packed
+        inverses = [buffers.tensors[scales[part.variable]] if part.variable in scales else None for part in packed]
+        launch.device.copy_weights(packed, buffers.weights, inverses, launch.block, buffers.resident, unit, config.hb, config)
     _clear_padding(launch)
     strategy.begin()
     launch.device.sync()

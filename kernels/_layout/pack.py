@@ -133,7 +133,7 @@ def _tight(x: jax.Array, part: PackedWeight) -> jax.Array:
     ctas, tiles = x.shape[:2]
     bits = lax.bitcast_convert_type(x, jnp.uint32).reshape(ctas, tiles, part.splits, -1, 32, 4)
     bits = bits.transpose(0, 2, 3, 1, 4, 5).reshape(ctas, part.splits, -1, 32, 4)
-    bits = jnp.pad(bits, ((0, 0), (0, 0), (0, -bits.shape[2] % 3), (0, 0), (0, 0)))
+    bits = jnp.pad(bits, ((0, 0), (0, 0), (0, -bits.shape[2] % 3), (0, 0), (0, 0)), mode="edge")
     one, two, three = jnp.moveaxis(bits.reshape(ctas, part.splits, -1, 3, 32, 4), 3, 0)
     both = jnp.stack([one | (three >> 19) - (two >> 13) & 0x1FFF, two | three >> 6 & 0x1F80], 3)
     return lax.bitcast_convert_type(both, jnp.float32)

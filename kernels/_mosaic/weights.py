@@ -1,59 +1,152 @@
-"""Copies weights into shared memory in the order in which `mma.sync` reads them; `_layout.pack` packs the same words."""
+"""Packs weights in the order in which `mma.sync` reads them, into shared or global memory; `_layout.pack` does it by XLA."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, scf
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, ptx, thread_index
-from cavs.kernels._mosaic.types import F32, I32, Context, MemRef, Register, Scalar, SharedAddress
-from cavs.kernels._mosaic.value import as_index, binary, bitcast, int32, load_element, scalar, select
+from cavs.kernels._mosaic.types import F32, I32, Address, Context, MemRef, Register, Scalar
+from cavs.kernels._mosaic.value import as_index, binary, bitcast, int32, int64, load_element, scalar, select
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import PRECISIONS
 
 Fragment: TypeAlias = list[list[F32]]  # what a lane holds of a fragment: for each register one element, or two that share it
+Store: TypeAlias = Callable[[I32, int, list[Register]], None]  # stores registers at a byte of the packed words, plus a constant
 _Values = TypeVar("_Values")
+_BLOCKS = 16 * 132  # of 128 threads, for a kernel that packs
+
+
+class Threads(NamedTuple):
+    """The threads that divide the work."""
+
+    number: I32  # of this thread
+    count: int  # of all
+
+
+def pack_weights(
+    parts: Sequence[PackedWeight],
+    weights: Sequence[jax.Array],
+    inverses: Sequence[jax.Array | None],
+    unit: int,
+    hb: int,
+    config: LaunchConfig,
+) -> jax.Array:
+    """Returns the words of `_layout.pack.pack_weights`, by one kernel: XLA transposes a weight in several passes over memory.
+
+    `inverses`: for each part `None`, or a vector of one power of two, by which the weight is divided.
+    """
+    blocks = unit // hb
+    words = sum(part.words(config.precision) for part in parts)
+    shares = 1 << (_BLOCKS // blocks).bit_length() - 1  # a power of two, so that threads have equally much to do
+
+    def body(*refs: Ref) -> None:
+        @inline_mgpu(arg_types=([REF] * len(refs), SCALAR, SCALAR))
+        def emit(ctx: Context, refs: list[MemRef], cta: Scalar, share: Scalar) -> None:
+            *given, out = refs
+            threads = Threads(scalar(share) * 128 + thread_index(), 128 * shares)
+            store = _stores("global", address(out, 1) + int64(scalar(cta)) * (4 * words))
+            _pack(parts, _paired(given, inverses), scalar(cta), store, unit, hb, config, threads)
+
+        emit(list(refs), lax.axis_index("block"), lax.axis_index("share"))
+
+    body.__name__ = "cavs_pack"
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((blocks, words), jnp.float32),
+        grid=(blocks, shares),
+        grid_names=("block", "share"),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )(*weights, *(x[None] for x in inverses if x is not None))
 
 
 def copy_weights(
-    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: LaunchConfig
+    parts: Sequence[PackedWeight],
+    refs: Sequence[Ref],
+    inverses: Sequence[Ref | None],
+    cta: jax.Array,
+    target: Ref,
+    unit: int,
+    hb: int,
+    config: LaunchConfig,
 ) -> None:
     """Copies the thread block's columns of every weight into shared memory.
 
     Args:
         parts: How each weight is packed.
         refs: The weights in global memory, float32 matrices.
+        inverses: For each part `None`, or a power of two, (1, 1), by which the weight is divided.
         cta: An int32 scalar: the number of this thread block in its group.
         target: The packed weights in shared memory, a vector of 32-bit words.
         unit: The width of a unit vector in memory.
         hb: The units that a thread block owns.
         config: The layout on the chip.
     """
-    threads = 128 * config.warpgroups
 
-    @inline_mgpu(arg_types=([REF] * len(refs), SCALAR, REF))
-    def emit(ctx: Context, refs: list[MemRef], cta: Scalar, target: MemRef) -> None:
-        place = address(target, 3)
-        # If thread blocks divide K, each of them has a part of K for the columns of all of them.
-        split = config.split
-        first = scalar(cta) // split * (hb * split)
-        peer = scalar(cta) % split
-        for part, ref in zip(parts, refs, strict=True):
-            source = _Source(part, ref, first, peer * part.k, unit, hb * split, config.precision)
-            if part.tight:
-                _copy_triples(source, place, threads)
-                continue
-            whole = part.width // 16 * 16
-            _copy_tiles(source, place, part.offset, 0, whole // 16, 2, threads)
-            if part.width > whole:
-                offset = part.offset + whole * part.words(config.precision) // part.width
-                _copy_tiles(source, place, offset, whole, 1, 1, threads)
+    given = [*refs, *(x for x in inverses if x is not None)]
 
-    emit(list(refs), cta, target)
+    @inline_mgpu(arg_types=([REF] * len(given), SCALAR, REF))
+    def emit(ctx: Context, given: list[MemRef], cta: Scalar, target: MemRef) -> None:
+        threads, store = Threads(thread_index(), 128 * config.warpgroups), _stores("shared", address(target, 3))
+        _pack(parts, _paired(given, inverses), scalar(cta), store, unit, hb, config, threads)
+
+    emit(given, cta, target)
+
+
+def _paired(given: Sequence[MemRef], inverses: Sequence[object]) -> list[tuple[MemRef, F32 | None]]:
+    """Returns each weight with its scale, given the weights, and then the inverses of the scales that are not `None`."""
+    rest, zero = iter(given[len(inverses) :]), as_index(0)
+    powers = [None if x is None else load_element(next(rest), zero, zero) for x in inverses]
+    return list(zip(given, [None if x is None else _inverse(x) for x in powers], strict=False))
+
+
+def _inverse(power: F32) -> F32:
+    """Returns 1 / x for a power of two, whose mantissa is zero."""
+    return bitcast(power.type, int32(254 << 23) - bitcast(ir.IntegerType.get_signless(32), power))
+
+
+def _pack(
+    parts: Sequence[PackedWeight],
+    weights: Sequence[tuple[MemRef, F32 | None]],
+    cta: I32,
+    store: Store,
+    unit: int,
+    hb: int,
+    config: LaunchConfig,
+    threads: Threads,
+) -> None:
+    """Packs the columns of a thread block."""
+    # If thread blocks divide K, each of them has a part of K for the columns of all of them.
+    split = config.split
+    first, peer = cta // split * (hb * split), cta % split
+    for part, (ref, scale) in zip(parts, weights, strict=True):
+        source = _Source(part, ref, first, peer * part.k, unit, hb * split, config.precision, scale)
+        if part.tight:
+            _copy_triples(source, store, threads)
+            continue
+        whole = part.width // 16 * 16
+        _copy_tiles(source, store, part.offset, 0, whole // 16, 2, threads)
+        if part.width > whole:
+            offset = part.offset + whole * part.words(config.precision) // part.width
+            _copy_tiles(source, store, offset, whole, 1, 1, threads)
+
+
+def _stores(space: str, place: Address) -> Store:
+    """Returns how registers are stored after an address in "shared" or "global" memory."""
+
+    def store(at: I32, offset: int, words: list[Register]) -> None:
+        args = ", ".join(f"${i + 1}" for i in range(len(words)))
+        text = f"st.{space}.v{len(words)}.b32 [$0+{offset}], {{{args}}};"
+        ptx(text, [], place + (int64(at) if space == "global" else at), *words)
+
+    return store
 
 
 class _Source:
@@ -67,11 +160,22 @@ class _Source:
         unit: The width of a unit vector in memory.
         hb: The number of units that it copies.
         precision: See `LaunchConfig`.
+        scale: What elements are multiplied by, if anything.
     """
 
-    def __init__(self, part: PackedWeight, ref: MemRef, first: I32, first_k: I32, unit: int, hb: int, precision: str):
+    def __init__(
+        self,
+        part: PackedWeight,
+        ref: MemRef,
+        first: I32,
+        first_k: I32,
+        unit: int,
+        hb: int,
+        precision: str,
+        scale: F32 | None = None,
+    ):
         self.part, self.ref, self.first, self.unit, self.hb, self.precision = part, ref, first, unit, hb, precision
-        self.first_k = first_k
+        self.first_k, self.scale = first_k, scale
         self.chunk = PRECISIONS[precision].chunk
         self.steps = 2 * (part.k // self.chunk)  # of K
 
@@ -99,6 +203,7 @@ class _Source:
     def rounded(self, got: list[F32]) -> Register:
         """Rounds the elements of a register to the precision of the products."""
         i32, how = ir.IntegerType.get_signless(32), PRECISIONS[self.precision]
+        got = got if self.scale is None else [x * self.scale for x in got]
         if how.dtype is not None:
             return ptx(f"cvt.rn.{how.kind}x2.f32 $0, $1, $2;", i32, got[1], got[0])
         if how.rounded:
@@ -108,7 +213,7 @@ class _Source:
         return bitcast(i32, got[0])
 
 
-def _copy_tiles(source: _Source, place: SharedAddress, offset: int, column: int, tiles: int, halves: int, threads: int) -> None:
+def _copy_tiles(source: _Source, store: Store, offset: int, column: int, tiles: int, halves: int, threads: Threads) -> None:
     """Copies `tiles` tiles of 8 * `halves` columns from `column` on to word `offset`.
 
     At a time, each thread copies what one lane of a product reads for one step of K.
@@ -120,15 +225,12 @@ def _copy_tiles(source: _Source, place: SharedAddress, offset: int, column: int,
         return source.read(lane, step // steps, step % steps, column, halves)
 
     def write(u: I32, values: Fragment) -> None:
-        size = 2 * halves
-        at = place + u * (4 * size)
-        args = ", ".join(f"${i + 1}" for i in range(size))
-        ptx(f"st.shared.v{size}.b32 [$0+{offset * 4}], {{{args}}};", [], at, *[source.rounded(v) for v in values])
+        store(u * (8 * halves), offset * 4, [source.rounded(v) for v in values])
 
     _spread(tiles * steps * 32, threads, 8, read, write)
 
 
-def _copy_triples(source: _Source, place: SharedAddress, threads: int) -> None:
+def _copy_triples(source: _Source, store: Store, threads: Threads) -> None:
     """Copies a weight that is packed tightly, three fragments in the words of two.
 
     At a time, each thread copies what one lane of a product reads of a triple.
@@ -152,15 +254,16 @@ def _copy_triples(source: _Source, place: SharedAddress, threads: int) -> None:
         above = [((z >> 19) - (y >> 13)) & 0x1FFF for y, z in zip(two, three, strict=True)]
         below = [z >> 6 & 0x1F80 for z in three]
         lane, triple = u & 31, u >> 5
-        at = place + (triple * 1024 + lane * 16)
         for n, (high, low) in enumerate(((one, above), (two, below))):
             words = [x | y for x, y in zip(high, low, strict=True)]
-            ptx(f"st.shared.v4.b32 [$0+{part.offset * 4 + n * 512}], {{$1, $2, $3, $4}};", [], at, *words)
+            store(triple * 1024 + lane * 16, part.offset * 4 + n * 512, words)
 
     _spread(part.splits * triples * 32, threads, 2, read, write)
 
 
-def _spread(total: int, threads: int, most: int, read: Callable[[I32], _Values], write: Callable[[I32, _Values], None]) -> None:
+def _spread(
+    total: int, threads: Threads, most: int, read: Callable[[I32], _Values], write: Callable[[I32, _Values], None]
+) -> None:
     """Distributes `total` pieces of work over the threads of a thread block.
 
     Each thread runs up to `most` pieces at once, so that their reads are in flight together: `read(n)` returns what
@@ -168,11 +271,12 @@ def _spread(total: int, threads: int, most: int, read: Callable[[I32], _Values],
     """
     if not total:
         return
-    unroll = next(n for n in (8, 4, 2, 1) if n <= most and (total % (threads * n) == 0 or n == 1))
-    loop = scf.ForOp(as_index(thread_index()), as_index(total), as_index(threads * unroll))
+    count = threads.count
+    unroll = next(n for n in (8, 4, 2, 1) if n <= most and (total % (count * n) == 0 or n == 1))
+    loop = scf.ForOp(as_index(threads.number), as_index(total), as_index(count * unroll))
     with ir.InsertionPoint(loop.body):
         start = int32(loop.induction_variable)
-        units = [start + threads * n for n in range(unroll)]
+        units = [start + count * n for n in range(unroll)]
         for u, values in zip(units, [read(u) for u in units], strict=True):
             write(u, values)
         scf.yield_([])

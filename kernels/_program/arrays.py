@@ -69,5 +69,6 @@ def concatenated(vectors: Mapping[_K, jax.Array], dtype: type) -> tuple[jax.Arra
     """Returns all vectors as one, and the (begin, size) of each."""
     parts = [jnp.asarray(x, dtype).reshape(-1) for x in vectors.values()]
     ends = np.cumsum([x.shape[0] for x in parts])
-    whole = jnp.concatenate([*parts, jnp.zeros(4, dtype)])
+    rest = np.array([0, 0, 0, 1], dtype)  # so that it is not empty; if all were 0, XLA would fill it by a kernel
+    whole = jnp.concatenate([*parts, rest])
     return whole, {k: (int(e) - x.shape[0], x.shape[0]) for k, x, e in zip(vectors, parts, ends, strict=True)}

@@ -249,6 +249,7 @@ class LevelProgram:
         scratch: The tensors for values between phases.
         halves: The tensors of 16 bits for products, and the tensors that they are copies of; see `_program.halves`.
         flows: Whether only products read what thread blocks write for each other, so that `LaunchConfig.dataflow` is possible.
+        scales: Maps weights that are multiplied by a power of two when they are packed to the constants that hold its inverse.
     """
 
     phases: tuple[Phase, ...]
@@ -257,6 +258,7 @@ class LevelProgram:
     scratch: dict[Tensor, Scratch]
     halves: dict[Tensor, Tensor]
     flows: bool
+    scales: dict[Var, Tensor]
 
     def size(self, width: int) -> int:
         """The width in memory of a vector of `width` elements."""

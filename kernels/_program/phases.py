@@ -218,7 +218,7 @@ class _Cutter:
                 _check_domain(draft, self.domains)
                 phases.append(Phase(draft.domain, self.operations(draft, products), barrier))
         reduced = {tensor for draft in self.drafts if draft.stores for tensor in self.reduced(draft)}
-        program = LevelProgram(tuple(phases), self.valid, self.unit, self.scratch, {}, False)
+        program = LevelProgram(tuple(phases), self.valid, self.unit, self.scratch, {}, False, {})
         read = {dtype_of(p.eqn.invars[0]) for p in program.products()}
         flows = read == {np.dtype(np.float32)} and not reduced & program.stored()
         return dataclasses.replace(program, flows=flows)

@@ -13,6 +13,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.products import BIAS, LARGEST
 from cavs._function.split import Split
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
+from cavs._stages.entrance import slots_together_of
 
 _AT_MOST_ONE = {"tanh", "logistic", "sin", "cos", "erf", "sign"}
 _UNCHANGED = {
@@ -49,9 +50,12 @@ def bound(x: Atom, found: Mapping[Var, float]) -> float:
     return float(np.max(np.abs(x.val), initial=0)) if np.issubdtype(x.aval.dtype, np.number) else math.inf
 
 
-def state_bounds(plan: FunctionPlan) -> list[float]:
-    """Returns a bound for each leaf of the state, which holds at vertices of every kind; infinity if it has none."""
-    roles = [*plan.leaf.values(), *(part.role for part in plan.inner.values())]
+def state_bounds(plan: FunctionPlan, leaves: bool = True) -> list[float]:
+    """Returns a bound for each leaf of the state, which holds at vertices of every kind; infinity if it has none.
+
+    `leaves`: whether it must hold at vertices without children.
+    """
+    roles = [*(plan.leaf.values() if leaves else ()), *(part.role for part in plan.inner.values())]
     found = [bounds(role.program.eqns, {}) for role in roles]
     return [
         max(bound(x, b) for b, x in zip(found, states, strict=True))
@@ -60,10 +64,19 @@ def state_bounds(plan: FunctionPlan) -> list[float]:
 
 
 def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
-    """Returns for operands of lazy gradients with a bound the power of two that brings the bound to between 2^14 and 2^15."""
+    """Returns for operands of lazy gradients with a bound the even power of two that brings the bound to [2^13, 2^15]."""
     known = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
     known |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
     found = bounds(part.joint.program.eqns, known)
     operands = {x for use in part.reverse.uses for x in use.operands.values() if is_var(x)}
     limited = {x: found[x] for x in operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
-    return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) for x, b in limited.items()}
+    return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) & ~1 for x, b in limited.items()}
+
+
+def gathered_operands(part: Split) -> dict[Var, int]:
+    """Returns the operands of lazy gradients that consist of rows of one state, and which leaf of the state it is."""
+    found = dict(zip(part.forward.slots, (i for _, i in part.recurrent.slots), strict=True))
+    found |= dict(zip(part.forward.child, part.recurrent.child, strict=True))
+    operands = [x for use in part.reverse.uses for x in use.operands.values() if is_var(x)]
+    found |= {x: i for x, (i, _) in slots_together_of(part, operands).items()}
+    return {x: found[x] for x in operands if x in found}

@@ -8,7 +8,7 @@ from jax.core import ShapedArray
 
 from cavs._function.children import spread, spread_p
 from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
-from cavs._function.products import power_of, two_to
+from cavs._function.products import exponent_of, inverse_scale
 from cavs._function.unroll import open_custom_calls, trace
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs.kernels import REDUCTIONS, is_product
@@ -56,33 +56,27 @@ def zeros_in_domain(aval: ShapedArray, want: Domain, domain: Domains, eqns: list
     return made
 
 
-def with_scaled_weights(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
-    """Scales the weights of products by powers of two, so that float16 can represent them, and the results by the inverse.
+def with_scaled_products(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains, dict[Var, Var]]:
+    """Multiplies the results of products by the inverses of powers of two, by which launches multiply weights for float16.
 
-    See `_function.products`. Takes and returns what `rewritten` does.
+    See `_function.products`. Takes and returns what `rewritten` does, and also maps weights to inverses.
     """
     out: list[Eqn] = []
-    domain, scaled = dict(known), {}
+    domain, inverses = dict(known), dict[Var, Var]()
     for e in eqns:
         if not is_product(e, {**domain}):
             out.append(e)
             continue
         w, z = e.invars[1], e.outvars[0]
-        if w not in scaled:
-            scaled[w] = Var(w.aval), Var(w.aval.update(shape=()))
-            out += _traced(_times_power, [w], scaled[w])
+        assert is_var(w)
+        if w not in inverses:
+            inverses[w] = Var(w.aval.update(shape=()))
+            out += _traced(lambda w: inverse_scale(exponent_of(w)), [w], [inverses[w]])
         product = Var(z.aval)
-        mine = [e.replace(invars=[e.invars[0], scaled[w][0]], outvars=[product])]
-        mine += _traced(lambda x, back: x * back, [product, scaled[w][1]], [z])
+        mine = [e.replace(outvars=[product]), *_traced(lambda x, inverse: x * inverse, [product, inverses[w]], [z])]
         domain |= dict.fromkeys([v for new in mine for v in new.outvars], domain[z])
         out += mine
-    return out, domain
-
-
-def _times_power(w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns a weight times a power of two, and the inverse of this power."""
-    power = power_of(w)
-    return w * two_to(power), two_to(-power)
+    return out, domain, inverses
 
 
 def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:

@@ -4,13 +4,14 @@ XLA runs the rest, as for engine `scan`: the leaves and the eager and lazy parts
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
-from cavs._engines.persistent.bounds import powers_of_operands, state_bounds
+from cavs._engines.persistent.bounds import gathered_operands, powers_of_operands, state_bounds
 from cavs._engines.persistent.chip import MEASURED, LaunchOptions, Layouts, configure, too_wide
 from cavs._engines.persistent.explain import explain_launches
 from cavs._engines.persistent.indices import gathered, parents, some_rows
@@ -21,9 +22,11 @@ from cavs._engines.scan.task import eager_cotangents
 from cavs._function.domains import EDGE
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
+from cavs._function.products import exponent_of, exponent_of_power
+from cavs._function.split import Split
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
-from cavs._jaxpr.jaxprs import Env
+from cavs._jaxpr.jaxprs import Env, Var
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
@@ -129,8 +132,8 @@ class Persistent(Engine):
                 span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
                 memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
                 copies, cuts = _copies(batch, k, saved, cuts)
-                powers = powers_of_operands(part, state_bounds(batch.plan))
-                now = lazy_gradients(part, rows, span, memory, cuts, given=given, powers=powers, copies=copies)
+                known = _exponents(batch, part, saved)
+                now = lazy_gradients(part, rows, span, memory, cuts, given=given, exponents=known, copies=copies)
                 static_cts[k] = merged(static_cts[k], now)
                 if in_parts:
                     cuts = apart(cuts, now)
@@ -203,6 +206,21 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
     given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row)
     return Launched(made, *launch(made, rows, sched, engine.options(batch.job.target), given))
+
+
+def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:
+    """Returns exponents of operands of lazy gradients, from bounds of F. If F bounds only what inner vertices scatter, leaves
+    are searched for larger numbers.
+    """
+    plan, shape = batch.plan, batch.sched.shape
+    everywhere, inner = state_bounds(plan), state_bounds(plan, leaves=False)
+    leaves = {
+        i: exponent_of(saved.states[i][: shape.pad + sum(shape.leaves)], inner[i])
+        for i in {*gathered_operands(part).values()}
+        if everywhere[i] == math.inf > inner[i] and i not in plan.overwritten
+    }
+    found = {x: leaves[i] for x, i in gathered_operands(part).items() if i in leaves}
+    return found | {x: exponent_of_power(n) for x, n in powers_of_operands(part, everywhere).items()}
 
 
 def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Copied], Env]:

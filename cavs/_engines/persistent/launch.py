@@ -44,10 +44,10 @@ class LaunchArrays(NamedTuple):
 
 def launch(
     recurrence: Recurrence, rows: KindRows, sched: Schedule, how: LaunchOptions, given: LaunchArrays
-) -> tuple[dict[Tensor, jax.Array], jax.Array]:
+) -> persistent.LaunchResults:
     """Runs all levels in one direction.
 
-    Returns the tensors written, (N, ...), by name, with the twins of states; and the flag of `kernels.persistent.launches`.
+    Returns what `kernels.persistent.launches` does, with tensors as (N, ...), and with the twins of states.
     """
     program, states = recurrence.program, given.states
     configs, wide_rows = launch_configs(recurrence, how, sched.shape)

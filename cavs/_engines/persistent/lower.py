@@ -14,7 +14,7 @@ from jax.core import ShapedArray
 
 from cavs._engines.persistent.bounds import bound, bounds, state_bounds
 from cavs._engines.persistent.chip import candidates
-from cavs._engines.persistent.device_equations import in_domain, rewritten, with_scaled_weights, zeros_in_domain
+from cavs._engines.persistent.device_equations import in_domain, rewritten, with_scaled_products, zeros_in_domain
 from cavs._engines.persistent.replaced import Replaced, halved_states, reading_replaced, replaced_by_cuts
 from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
@@ -106,9 +106,9 @@ class Recurrence:
         gathered = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
         gathered |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
         self.precision = _precision(eqns, domains, bounds(eqns, gathered))
-        how = PRECISIONS[self.precision]
+        how, inverses = PRECISIONS[self.precision], dict[Var, Var]()
         if how.instead_of:
-            eqns, domains = with_scaled_weights(eqns, domains)
+            eqns, domains, inverses = with_scaled_products(eqns, domains)
         moving = [e for e in eqns if domains.get(e.outvars[0], STATIC) != STATIC]
         self.static_eqns = [e for e in eqns if domains.get(e.outvars[0], STATIC) == STATIC]
         weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
@@ -119,6 +119,8 @@ class Recurrence:
         if not way.forward:
             self.replaced = replaced_by_cuts(part, program)
             program = reading_replaced(program, self.replaced)
+        scales = {w: Tensor(TensorRole.STATIC, self.statics.index(v)) for w, v in inverses.items()}
+        program = dataclasses.replace(program, scales=scales)
         self.program: LevelProgram = with_halves(program, how.dtype) if how.dtype is not None else program
         check_accesses(self.program, self.overwritten)
 
