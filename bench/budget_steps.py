@@ -145,7 +145,7 @@ def _budget(amount: str, whole: Callable[[], int]) -> int | str | None:
 
 
 def _host_options() -> Record:
-    from cavs._remat.fit import compiler_options
+    from cavs._memory.fit import compiler_options
 
     return compiler_options(None, host=True)
 

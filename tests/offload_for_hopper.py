@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._remat.fit import compiler_options
+from cavs._memory.fit import compiler_options
 from cavs._remat.graph import with_derivative
 from cavs.kernels import H200, Target
 from cavs.memory import recompute

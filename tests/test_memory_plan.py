@@ -11,8 +11,8 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.choose import EngineError
 from cavs._memory.batch_search import BatchGradient
+from cavs._memory.fit import MOST_COMPILED, compiler_options
 from cavs._memory.search import fewest
-from cavs._remat.fit import MOST_COMPILED, compiler_options
 from cavs.kernels import H200, Target
 from cavs.memory import BudgetError
 from tests.odd_graphs import joined, random_binary_tree

@@ -8,10 +8,9 @@ import jax
 
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient
+from cavs._memory.bytes import text_of
+from cavs._memory.fit import Verified
 from cavs._memory.search import Choice
-from cavs._remat.bytes import text_of
-from cavs._remat.fit import Verified
-from cavs._remat.table import columns
 
 
 class BatchPlan:
@@ -102,3 +101,9 @@ class BatchPlan:
         return "\n".join([head, "compiled:", *columns([("plan", "bytes", "time, modelled"), *rows])])
 
     __repr__ = __str__
+
+
+def columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Returns the lines of a table."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  " + "  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -16,8 +16,8 @@ from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
 from cavs._memory.divided import Divided, Loss
+from cavs._memory.fit import compiled_step
 from cavs._memory.search import Choice, estimate, fewest
-from cavs._remat.fit import compiled_step
 
 
 @dataclasses.dataclass(eq=False)

@@ -14,13 +14,13 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
 from cavs._memory.batch_plan import BatchPlan
 from cavs._memory.batch_search import BatchGradient
+from cavs._memory.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
 from cavs._memory.compare_parts import check_parts
 from cavs._memory.divided import Divided, bytes_of_arrays
 from cavs._memory.divided_arrays import DividedArrays
 from cavs._memory.divided_graphs import Collate, DividedGraphs
+from cavs._memory.fit import compiler_options
 from cavs._memory.search import Choice, numbers_of_parts
-from cavs._remat.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
-from cavs._remat.fit import compiler_options
 
 
 def plan(

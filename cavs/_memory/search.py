@@ -8,8 +8,8 @@ import numpy as np
 
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
-from cavs._remat.bytes import BudgetError
-from cavs._remat.fit import MOST_COMPILED
+from cavs._memory.bytes import BudgetError
+from cavs._memory.fit import MOST_COMPILED
 from cavs.kernels import Target
 
 _WORTH_TRYING = 1.1  # fewer parts than those that fit are compiled if they are estimated to need this share of the budget

@@ -15,8 +15,8 @@ from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import without_constants
 from cavs._jaxpr.names import Names, check_known, names_of
 from cavs._jaxpr.tunable import calls_in, with_options
-from cavs._remat.bytes import BudgetError, bytes_of, text_of
-from cavs._remat.fit import Verified, compiler_options, no_collections
+from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.fit import Verified, compiler_options, no_collections
 from cavs._remat.graph import mark, with_derivative
 from cavs._remat.pareto import ParetoSearch, Point
 from cavs._remat.table import Plan

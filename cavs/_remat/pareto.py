@@ -18,8 +18,8 @@ from cavs._jaxpr.derivative import type_of, vjp_at
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.names import Names
+from cavs._memory.fit import MOST_COMPILED, compiled_step, seconds_of_step
 from cavs._remat.blocks import fixed_values
-from cavs._remat.fit import MOST_COMPILED, compiled_step, seconds_of_step
 from cavs._remat.graph import Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
 from cavs._remat.loops import Planner, Price, Region, chunk_of

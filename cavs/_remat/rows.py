@@ -5,7 +5,6 @@ over blocks of rows computes the loss. It computes the gradients, too, while the
 and their product does not run again.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +12,12 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cavs._jaxpr.costs import bytes_of_var
-from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import bind, depends, is_float, reads, run_equations, values
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var, opened
-from cavs._jaxpr.running_sums import run_and_add
-from cavs._stages.cotangents import instantiated
+from cavs._memory.sub_batches import summed_over_parts
 from cavs.kernels import ELEMENTWISE
 
 _LARGE = 1 << 20  # bytes of logits that are worth a loop
@@ -46,7 +42,7 @@ def in_blocks_of_rows(closed: Any) -> Any:
     def function(*args: Any) -> list[Any]:
         env: Env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
         run_equations([e for e in eqns if head.follow.isdisjoint(e.outvars)], env)
-        env.update(zip(head.sums, _summed(head)(*values([*head.shared, *head.rows], env)), strict=True))
+        env.update(zip(head.sums, _summed(head, values(head.shared, env), values(head.rows, env)), strict=True))
         run_equations(head.after, env)
         return values(outs, env)
 
@@ -101,12 +97,6 @@ class RowLoss:
         axis, shape = self.axis[v], x.shape
         x = x.reshape(*shape[:axis], self.size // self.count, self.count, -1, *shape[axis + 1 :])
         return jnp.moveaxis(x, axis + 1, 0).reshape(self.count, *shape[:axis], -1, *shape[axis + 1 :])
-
-    def joined(self, v: Var, x: Any) -> Any:
-        """Undoes `block`."""
-        axis, shape = self.axis[v], v.aval.shape
-        x = x.reshape(self.count, *shape[:axis], self.size // self.count, -1, *shape[axis + 1 :])
-        return jnp.moveaxis(x, 0, axis + 1).reshape(shape)
 
 
 def largest_loss(eqns: list[Eqn], outs: Sequence[Atom]) -> RowLoss | None:
@@ -230,55 +220,14 @@ def _operand_axes(eqn: Eqn, axis: int) -> list[int | None] | None:
     return None
 
 
-def _summed(head: RowLoss) -> Any:
-    """Returns the sums as a function of the shared values and rows, whose derivative is computed along with them."""
-    shared = len(head.shared)
+def _summed(head: RowLoss, shared: list[Any], rows: list[Any]) -> list[Any]:
+    """Returns the sums over all blocks. Their derivative is computed along with them."""
+    place = next(i for i, v in enumerate(head.sums) if is_float(v))
 
-    def loop(step: Any, totals: Any, args: Sequence[Any]) -> tuple[Any, Any]:
-        blocks = [head.block(v, x) for v, x in zip(head.rows, args[shared:], strict=True)]
-        return lax.scan(step, totals, blocks)
+    def loss(shared: list[Any], block: list[Any]) -> tuple[Any, list[Any]]:
+        sums = head.run([*shared, *block])
+        return sums.pop(place), sums
 
-    def zeros() -> list[jax.Array]:
-        return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in head.sums]
-
-    def plain(*args: Any) -> list[Any]:
-        def step(totals: Any, block: Any) -> tuple[Any, None]:
-            return [a + b for a, b in zip(totals, head.run([*args[:shared], *block]), strict=True)], None
-
-        return loop(step, zeros(), args)[0]
-
-    def forward(varied: Sequence[bool], *args: Any) -> tuple[list[Any], Any]:
-        places = [i for i, is_varied in enumerate(varied) if is_varied]
-        common, own = ([i for i in places if (i < shared) == is_shared] for is_shared in (True, False))
-
-        def one(*operands: Any) -> list[Any]:
-            def of(some: list[Any]) -> tuple[jax.Array, list[Any]]:
-                given = list(operands)
-                for i, x in zip([*common, *own], some, strict=True):
-                    given[i] = x
-                sums = head.run(given)
-                return next(x for x in sums if is_float(x)), sums
-
-            grads, sums = jax.grad(of, has_aux=True)([operands[i] for i in [*common, *own]])
-            return [*sums, *grads]
-
-        blocks = [jax.eval_shape(lambda x, v=v: head.block(v, x)[0], x) for v, x in zip(head.rows, args[shared:], strict=True)]
-        closed = jax.make_jaxpr(one)(*args[:shared], *blocks)
-
-        def step(totals: Any, block: Any) -> tuple[Any, list[Any]]:
-            return run_and_add(closed, [*args[:shared], *block], totals)
-
-        totals, stacks = loop(step, [*zeros(), *(jnp.zeros_like(args[i]) for i in common)], args)
-        grads = dict(zip(common, totals[len(head.sums) :], strict=True))
-        grads |= {i: head.joined(head.rows[i - shared], x) for i, x in zip(own, stacks, strict=True)}
-        return totals[: len(head.sums)], jax.tree_util.Partial(functools.partial(_scaled, len(args)), grads)
-
-    def backward(saved: Any, cotangents: Sequence[Any]) -> Any:
-        return saved(*instantiated([ct for ct, v in zip(cotangents, head.sums, strict=True) if is_float(v)]))
-
-    return reverse_differentiable(plain, forward, backward, "recompute")
-
-
-def _scaled(count: int, grads: dict[int, jax.Array], scale: jax.Array) -> tuple[jax.Array | None, ...]:
-    """Returns the cotangents of `count` arguments, some of which have gradients."""
-    return tuple(grads[i] * scale.astype(grads[i].dtype) if i in grads else None for i in range(count))
+    blocks = [head.block(v, x) for v, x in zip(head.rows, rows, strict=True)]
+    total, others = summed_over_parts("recompute", loss, has_aux=True)(shared, [blocks])
+    return [*others[:place], total, *others[place:]]

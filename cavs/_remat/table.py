@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.source_lines import source_line
-from cavs._remat.bytes import text_of
+from cavs._memory.batch_plan import columns
+from cavs._memory.bytes import text_of
 from cavs._remat.loops import Region
 from cavs._remat.pareto import ParetoSearch, Point
 
@@ -132,8 +133,3 @@ class Plan:
 
 def _short(line: str) -> str:
     return line if len(line) <= 90 else "..." + line[-87:]
-
-
-def columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  " + "  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)).rstrip() for row in rows]

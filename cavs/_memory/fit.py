@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cavs._remat.bytes import memory_of_gpu
+from cavs._memory.bytes import memory_of_gpu
 from cavs.kernels import Target
 
 MOST_COMPILED = 5  # plans that are compiled for a budget
