@@ -12,7 +12,7 @@ from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._jaxpr.custom_rules import in_forward_mode, reverse_differentiable
-from cavs._jaxpr.derivative import Derivative, cheapest, derivative, read_by
+from cavs._jaxpr.derivative import Derivative, cheapest, derivative
 from cavs._jaxpr.equations import is_float, run_equations, values
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
@@ -22,7 +22,6 @@ from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
 from cavs._remat.masks import Form, bits_of, compared_by_result, kept_bytes
 from cavs._remat.offload import on_host, operand_of, seconds_of, starts, waits
-from cavs._remat.pooling import by_places
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], "Kept"]  # from the inputs that are differentiated to what is kept
@@ -46,12 +45,13 @@ class Graph(Derivative):
     names: Names
 
     @classmethod
-    def of(cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names) -> "Graph":
-        """Traces a flat function and its derivative. `stored` are places of arguments."""
+    def of(
+        cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names, refusal: str | None
+    ) -> "Graph":
+        """Traces a flat function and its derivative. `stored` are places of arguments, `refusal` as in `Derivative`."""
         found = derivative(function, avals, diff)
-        forward, backward = by_places(compared_by_result(found.forward), found.backward)
-        needs = read_by(backward, found.grads, {*found.seeds, *found.consts, *(v for e in backward for v in e.outvars)})
-        traced: dict[str, Any] = vars(found) | {"forward": forward, "backward": backward, "needs": needs}
+        traced: dict[str, Any] = vars(found) | {"forward": compared_by_result(found.forward)}
+        traced["refusal"] = found.refusal or refusal
         return cls(**traced, diff=list(diff), stored=[found.invars[i] for i in stored], names=names)
 
     @cached_property
@@ -73,6 +73,11 @@ class Graph(Derivative):
     def float_outs(self) -> list[int]:
         """The results whose cotangents enter the backward."""
         return [i for i, x in enumerate(self.outs) if is_float(x)]
+
+    @cached_property
+    def mark(self) -> str:
+        """A hash of the function."""
+        return mark(self.forward)
 
     @cached_property
     def _makers(self) -> dict[Var, int]:
@@ -145,16 +150,9 @@ class Graph(Derivative):
         return Kept(self, keep, in_bits, host, forms, list(read), again, repeated)
 
     def saved(self, found: dict[str, Any] | None) -> "Kept":
-        """Returns what `Kept.as_json` wrote.
-
-        Raises:
-            ValueError: it is that of another function, or of other shapes.
-        """
-        if found is None or found["graph"] != mark(self.forward):
-            raise ValueError(
-                "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
-                "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
-            )
+        """Returns what `Kept.as_json` wrote; what JAX keeps if that was another function, or one of other shapes."""
+        if found is None or found["graph"] != self.mark:
+            return self.plain()
         keep, host = (
             [self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found.get(k, ())] for k in ("keep", "host")
         )
@@ -221,7 +219,7 @@ class Kept:
         places = {v: (-1, j) for j, v in enumerate(self.graph.invars)}
         places |= {v: (i, j) for i, e in enumerate(self.graph.forward) for j, v in enumerate(e.outvars)}
         return {
-            "graph": mark(self.graph.forward),
+            "graph": self.graph.mark,
             "keep": [places[v] for v in self.keep],
             "host": [places[v] for v in self.keep if v in self.host],
             "in_bits": self.in_bits,
@@ -321,45 +319,27 @@ def mark(eqns: Sequence[Eqn]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def with_derivative(closed: Any, keep: Keep) -> Flat:
-    """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses."""
+def with_derivative(closed: Any, keep: Keep, late: bool = True) -> Flat:
+    """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses.
 
-    def backward(kept: Kept, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        outs = [kept.graph.outs[i] for i in kept.graph.float_outs]
-        filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in zip(outs, cotangents, strict=True)]
-        return kept.pull_back(values, filled, late=True)
-
-    return planned(jex.jaxpr_as_fun(closed), keep, lambda kept, args: kept.run_forward(args, late=True), backward)
-
-
-def planned(
-    plain: Flat,
-    keep: Keep,
-    forward: Callable[[Kept, Sequence[Any]], tuple[list[Any], list[Any]]],
-    backward: Callable[[Kept, Sequence[Any], Sequence[Any]], list[Any]],
-) -> Flat:
-    """Returns a flat function with a derivative.
-
-    Args:
-        plain: the function.
-        keep: is called at each differentiation.
-        forward: from what is kept and the inputs to the outputs, and the values for the backward.
-        backward: from what is kept, these values and the cotangents of the float outputs, which may be `SymbolicZero`, to
-            those of the differentiated inputs.
+    `keep` is called at each differentiation. `late`: whether XLA must not run equations before they are needed, see `Kept`. It
+    does not in the steps of a loop.
     """
 
     def sealed(kept: Kept, values: list[Any]) -> list[Any]:
         return in_forward_mode(values, kept.graph.refusal) if kept.graph.refusal else values
 
-    def keeping(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], Any]:
+    def forward(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], Any]:
         kept = keep([i for i, is_varied in enumerate(varied) if is_varied])
-        (outs, values), count = forward(kept, primals), len(primals)
+        outs, values = kept.run_forward(primals, late)
 
         def pull_back(values: list[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            found = sealed(kept, backward(kept, values, [cotangents[i] for i in kept.graph.float_outs]))
-            grads = dict(zip(kept.graph.diff, found, strict=True))
-            return tuple(grads.get(i) for i in range(count))
+            each = [(kept.graph.outs[i], cotangents[i]) for i in kept.graph.float_outs]
+            filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in each]
+            grads = dict(zip(kept.graph.diff, sealed(kept, kept.pull_back(values, filled, late)), strict=True))
+            return tuple(grads.get(i) for i in range(len(primals)))
 
         return sealed(kept, outs), jax.tree_util.Partial(pull_back, values)
 
-    return reverse_differentiable(plain, keeping, lambda saved, cotangents: saved(cotangents), "recompute")
+    plain = jex.jaxpr_as_fun(closed)
+    return reverse_differentiable(plain, forward, lambda saved, cotangents: saved(cotangents), "recompute")

@@ -4,6 +4,7 @@ Plans are ordered by an estimate of their memory; those that may be the answer a
 """
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class ParetoSearch:
         plans: all that were traced, by what they keep.
         peaks: their estimated peaks.
         compiled: the bytes of temporary memory of those that were compiled; by `None` that of `jax.grad`.
-        traced, bodies: see `Planner`.
+        known: see `Planner`.
         steps: the compiled plans, if they may run.
     """
 
@@ -92,25 +93,34 @@ class ParetoSearch:
     names: Names = ()
     options: dict[str, Any] = field(default_factory=dict)
     offload: bool = False
-    plans: dict[Kept, Point] = field(default_factory=dict)
+    plans: dict[str, Point] = field(default_factory=dict)
     peaks: dict[Kept, int] = field(default_factory=dict)
     compiled: dict[Kept | None, int] = field(default_factory=dict)
-    traced: dict[Any, Any] = field(default_factory=dict)
-    bodies: list[Any] = field(default_factory=list)
+    known: list[Any] = field(default_factory=list)
     steps: dict[Kept, Any] = field(default_factory=dict)
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
         """Returns the plan at a price for running products again."""
-        return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed))
+        return self._planned(Planner(price, self.known, chunks or {}, names=self.names, fixed=fixed))
 
     def on_host(self, share: float) -> Point:
         """Returns the plan that runs no product again, and keeps a share of its bytes in the memory of the host."""
-        return self._planned(Planner(lambda *_: None, self.traced, self.bodies, names=self.names, host=share))
+        return self._planned(Planner(lambda *_: None, self.known, names=self.names, host=share))
 
     def saved(self, saved: dict[str, Any]) -> Point:
-        """Returns a saved plan. In `plain` alone, masks are bytes."""
+        """Returns a saved plan. In `plain` alone, masks are bytes.
+
+        Raises:
+            ValueError: it is that of another function, or of other shapes.
+        """
         price = (lambda *_: None) if saved["regions"][""]["in_bits"] else None
-        return self._planned(Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved))
+        point = self._planned(Planner(price, self.known, dict(saved["chunks"]), names=self.names, saved=saved))
+        if json.dumps(point.as_json()) != json.dumps(saved):
+            raise ValueError(
+                "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
+                "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
+            )
+        return point
 
     @functools.cached_property
     def in_blocks(self) -> Any:
@@ -119,12 +129,11 @@ class ParetoSearch:
 
     def _planned(self, planner: Planner) -> Point:
         closed = self.closed if planner.price is None else self.in_blocks
-        if closed is not self.in_blocks:
-            planner.traced = {}
         point = Point(planner.keep(closed, self.diff, ""), planner.regions, planner.chunks, frozenset(planner.fixed))
-        if point.kept not in self.plans:
+        point = self.plans.setdefault(json.dumps(point.as_json()), point)  # of several traces, the first
+        if point.kept not in self.peaks:
             self.peaks[point.kept] = estimated_peak(point.kept)
-        return self.plans.setdefault(point.kept, point)
+        return point
 
     def measure(self, point: Point | None) -> int:
         """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
