@@ -1,6 +1,7 @@
 """A function with its derivative, and the values that the forward keeps for the backward."""
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,13 +22,15 @@ from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
 from cavs._remat.masks import Form, bits_of, compared_by_result, kept_bytes
-from cavs._remat.offload import on_host, operand_of, seconds_of, starts, waits
+from cavs._remat.offload import on_host
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], "Kept"]  # from the inputs that are differentiated to what is kept
 
 _SMALL = 16
 _TINY = 1 / 4096  # of a byte
+_FREE = 1e-9  # bytes for each FLOP: negligible, but among equal cuts the one that recomputes less wins
+_SPREAD = 0.1  # by how much prices of equal products differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +108,19 @@ class Graph(Derivative):
                 found.append([])
         return [stretch for stretch in found if stretch]
 
-    def choose(self, price: Callable[[int, float], float | None], fixed: Collection[Var] = ()) -> "Kept":
+    def choose(self, price: float, rank: int = 0, fixed: frozenset[Var] = frozenset()) -> "Kept":
         """Chooses what to keep.
 
         Args:
-            price: from the ordinal of a costly equation (its place in `costly`) and its FLOPs to the price in bytes of running
-                it again; None: never.
+            price: bytes for each FLOP of costly equations that run again; `math.inf`: none does.
+            rank: of several graphs. Among equal products, those of the first ones, and the first ones in a graph, cost less.
             fixed: values that are kept in any case, if something needs them.
         """
-        costly = [(k, self.forward[i]) for k, i in enumerate(self.costly)]
-        prices = tuple(price(k, flops_of(e)) if may_repeat(e) else None for k, e in costly)
-        return self._choose(prices, frozenset(fixed))
+        found = list[float | None]()
+        for k, e in enumerate(self.forward[i] for i in self.costly):
+            cost = max(price, _FREE) * flops_of(e) * (1 + _SPREAD * (rank + k / len(self.costly)))
+            found.append(cost if cost < math.inf and may_repeat(e) else None)
+        return self._choose(tuple(found), fixed)
 
     @memoized
     def _choose(self, prices: tuple[float | None, ...], fixed: frozenset[Var]) -> "Kept":
@@ -229,35 +234,22 @@ class Kept:
         """Returns the results of the function and the values for the backward. `late`: see `run_late`."""
         graph = self.graph
         env = dict(zip(graph.invars, args, strict=True)) | graph.consts
-        eqns = self.to_run()
         if not late:
-            run_equations(eqns, env)
-        else:
-            places = {
-                id(eqns[i]): hosts for i, hosts in waits(eqns, {self.as_kept(v): bytes_of_var(v) for v in self.host}).items()
-            }
+            run_equations(self.to_run(), env)
+            return values(graph.outs, env), values(self.variables, env)
+        hosts, copies = set(map(self.as_kept, self.host)), [list[Var](), list[Var]()]
 
-            def wait(eqn: Eqn) -> None:
-                hosts, x = places.get(id(eqn), ()), operand_of(eqn, {*graph.invars, *graph.consts})
-                if hosts and x is not None:
-                    env.update(zip([x, *hosts], barrier([env[x], *(env[h] for h in hosts)]), strict=True))
+        def wait(eqn: Eqn) -> None:
+            """Lets a product wait for the copies to the host that began before the last one: their memory is free then."""
+            copies[1] += [v for v in eqn.outvars if v in hosts]
+            if is_heavy(eqn):
+                done, copies[:] = copies[0], [copies[1], []]
+                x = next((x for x in eqn.invars if is_var(x) and x not in graph.free), None)
+                if done and x is not None:
+                    env.update(zip([x, *done], barrier([env[x], *(env[v] for v in done)]), strict=True))
 
-            run_late(eqns, env, wait)
+        run_late(self.to_run(), env, wait)
         return values(graph.outs, env), values(self.variables, env)
-
-    @cached_property
-    def copied(self) -> list[list[Var]]:
-        """For each stretch of the backward, the values on the host that begin to be copied before it."""
-        if not self.host:
-            return [[] for _ in self.graph.stretches]
-        have, durations, needs = {*self.variables, *self.graph.consts, *self.graph.seeds}, list[float](), list[list[Var]]()
-        for stretch in self.graph.stretches:
-            have.update(v for e in stretch for v in e.outvars)
-            again, used = self.to_run_again([x for e in stretch for x in e.invars if is_var(x) and x not in have], have)
-            needs.append([v for v in self.keep if v in self.host and self.as_kept(v) in used and v not in have])
-            have.update(v for e in again for v in e.outvars)
-            durations.append(seconds_of([*again, *stretch]))
-        return starts(durations, needs)
 
     def pull_back(self, saved: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
@@ -271,7 +263,7 @@ class Kept:
         tie = [v for v, x in zip(graph.seeds, cotangents, strict=True) if isinstance(x, jax.Array)]
         for i, stretch in enumerate(graph.stretches):
             made = {v for e in stretch for v in e.outvars}
-            self._recompute(self.copied[i], env, tie if late else [])
+            self._recompute(self._from_host(i + 1, env), env, tie if late else [])  # beside the product of this stretch
             self._recompute([x for e in stretch for x in e.invars if is_var(x) and x not in made], env, tie if late else [])
             (run_late if late else run_equations)(stretch, env)
             tie = [v for v in stretch[-1].outvars if is_float(v)] or tie
@@ -279,6 +271,11 @@ class Kept:
                 self._finish(made, graph.stretches[i + 1 :], env)
         self._recompute(graph.grads, env, [])
         return values(graph.grads, env)
+
+    def _from_host(self, i: int, env: Env) -> list[Var]:
+        """Returns the values on the host that a stretch of the backward reads."""
+        wanted = [x for e in self.graph.stretches[i] for x in e.invars] if self.host and i < len(self.graph.stretches) else []
+        return [v for v in self.graph.needed(wanted, {*env, *self.forms})[1] if v in self.host]
 
     def _finish(self, made: set[Var], later: list[list[Eqn]], env: Env) -> None:
         """Ties gradients that a stretch has computed to the cotangents that later ones read: XLA may not delay them.

@@ -30,10 +30,9 @@ def estimated_peak(kept: Kept) -> int:
     order = kept.to_run()
     have = {*kept.variables, *graph.consts, *graph.seeds}
     names: dict[Var, Atom] = {}  # of what runs again
-    for stretch, copied in zip(graph.stretches, kept.copied, strict=True):
+    for stretch in graph.stretches:
         have.update(v for e in stretch for v in e.outvars)
-        wanted = [*copied, *(x for e in stretch for x in e.invars if is_var(x) and x not in have)]
-        again, _ = kept.to_run_again(wanted, have)
+        again, _ = kept.to_run_again([x for e in stretch for x in e.invars if is_var(x) and x not in have], have)
         for e in again:
             results = [cast(Var, jex.Var(v.aval)) for v in e.outvars]
             order.append(_renamed(e, names, results))

@@ -1,9 +1,11 @@
 """Plans of a function and of the bodies of its loops: what each graph keeps."""
 
+import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +20,12 @@ from cavs._jaxpr.names import Names, names_in
 from cavs._jaxpr.reverse_only import refusal_in
 from cavs._jaxpr.source_lines import source_line
 from cavs._remat.graph import Graph, Kept, with_derivative
+from cavs._remat.liveness import estimated_peak
 from cavs._remat.offload import longest_kept
 from cavs._remat.pooling import is_pooling, pooled
 
 # Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
 _OPENED = ("jit", "pjit", "closed_call", "core_call")
-
-Price = Callable[[str, int, float], float | None]
 
 
 def chunk_of(name: str) -> str:
@@ -32,8 +33,7 @@ def chunk_of(name: str) -> str:
     return f"{name}c"
 
 
-@dataclass
-class Region:
+class Region(NamedTuple):
     """The values that one graph keeps: of the function itself, or of the body of a loop. `times`: how many steps keep them."""
 
     name: str
@@ -43,49 +43,78 @@ class Region:
 
 
 @dataclass(eq=False)
-class Planner:
-    """Differentiates a function. For each graph in it, `price` gives the cost of running a product again.
+class Point:
+    """One plan of a function and of the bodies of its loops.
 
     Attributes:
-        price: from the name of a graph, the ordinal of a costly equation in it, and its FLOPs, to bytes;
-            None: never again. If there is no `price` at all, everything is kept that JAX keeps.
+        price: bytes for each FLOP of products that run again; `math.inf`: none does; None: everything is kept that JAX keeps.
         known: functions without loops that were traced already, with `diff` and `stored` as in `keep`, and their graphs;
-            shared by the planners of one function.
-        chunks: of the loops that run in chunks, the number of steps of a chunk.
-        regions: gains what each graph keeps, by its name.
+            shared by the plans of one function.
         names: what the user asks for by name.
-        saved: a saved plan, which says what to keep instead of `price`.
+        chunks: of the loops that run in chunks, the number of steps of a chunk. No other products run again, if there are any.
         fixed: values of the function itself that are kept in any case.
         host: the share of the kept bytes that are kept in the memory of the host.
+        saved: a saved plan, which says what to keep instead of `price`.
+        regions: what each graph keeps, by its name.
     """
 
-    price: Price | None
-    known: list[tuple[Any, list[int], list[int], Graph]] = field(default_factory=list)
-    chunks: dict[str, int] = field(default_factory=dict)
-    regions: dict[str, Region] = field(default_factory=dict)
+    price: float | None
+    known: list[tuple[Any, list[int], list[int], Graph]]
     names: Names = ()
-    saved: dict[str, Any] | None = None
-    fixed: Collection[Var] = ()
+    chunks: dict[str, int] = field(default_factory=dict)
+    fixed: frozenset[Var] = frozenset()
     host: float = 0
+    saved: dict[str, Any] | None = None
+    regions: dict[str, Region] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> Kept:
+        """The values that the function itself keeps. The memory depends on them alone: its loops keep what they keep."""
+        return self.regions[""].kept
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that live from the forward to the backward."""
+        return self.kept.bytes()
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of products that run again."""
+        return sum(region.times * region.kept.flops() for region in self.regions.values())
+
+    @functools.cached_property
+    def peak(self) -> int:
+        """The bytes of temporary memory, estimated."""
+        return estimated_peak(self.kept)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the plan as JSON can hold it."""
+        return {"regions": {name: region.kept.as_json() for name, region in self.regions.items()}, "chunks": self.chunks}
 
     def keep(
-        self, closed: Any, diff: Sequence[int], name: str, line: str | None = None, times: int = 1, stored: Sequence[int] = ()
+        self,
+        closed: Any,
+        diff: Sequence[int],
+        name: str = "",
+        line: str | None = None,
+        times: int = 1,
+        stored: Sequence[int] = (),
     ) -> Kept:
         """Traces the derivative of a closed jaxpr with respect to the inputs `diff` and chooses what to keep.
 
         `stored` are the inputs that cost memory if kept.
-        """
+        """  # fmt: skip
         graph = self._graph(closed, list(diff), name, times, list(stored))
-        price = self.price
         if self.saved is not None:
             kept = graph.saved(self.saved["regions"].get(name))
-        elif price is None:
+        elif self.price is None:
             kept = graph.plain()
         else:
-            kept = graph.choose(lambda k, flops: price(name, k, flops), () if name else self.fixed)
+            rank = list(self.regions).index(name) if name in self.regions else len(self.regions)
+            may_repeat = not self.chunks or name in map(chunk_of, self.chunks)
+            kept = graph.choose(self.price if may_repeat else math.inf, rank, frozenset() if name else self.fixed)
         if self.host:
             kept = graph.keeping(kept.keep, kept.in_bits, longest_kept(graph.forward, kept.keep, self.host, times))
-        self.regions.pop(name, None)
         self.regions[name] = Region(name, line, times, kept)
         return kept
 

@@ -11,8 +11,8 @@ from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.source_lines import source_line
 from cavs._memory.batch_plan import columns
 from cavs._memory.bytes import text_of
-from cavs._remat.loops import Region
-from cavs._remat.pareto import ParetoSearch, Point
+from cavs._remat.loops import Point, Region
+from cavs._remat.pareto import ParetoSearch
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Plan:
 
     def frontier(self) -> list[tuple[int, float]]:
         """Returns (modelled peak in bytes, FLOPs run twice) of plans, the fastest first."""
-        return [(self._search.peaks[p.kept], p.flops) for p in self._search.points()]
+        return [(p.peak, p.flops) for p in self._search.points()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
@@ -113,9 +113,9 @@ class Plan:
 
     def __str__(self) -> str:
         # A saving is printed if both of its numbers were compiled: no model of XLA is good enough for it.
-        sizes, kept = self._search.compiled, self._point.kept
-        peak = f"{text_of(sizes[kept])} (compiled)" if kept in sizes else f"{text_of(self._search.peaks[kept])} (modelled)"
-        plain = f", of jax.grad {text_of(sizes[None])} (compiled)" if kept in sizes and None in sizes else ""
+        sizes, point = self._search.compiled, self._point
+        peak = f"{text_of(sizes[point])} (compiled)" if point in sizes else f"{text_of(point.peak)} (modelled)"
+        plain = f", of jax.grad {text_of(sizes[None])} (compiled)" if point in sizes and None in sizes else ""
         lines = [f"The derivative of {self._name}: peak {peak}{plain}, kept for the backward {text_of(self.bytes)} (modelled)"]
         rows = [(text_of(r.bytes), r.what, r.shape, f"{r.count} x {r.times}", _short(r.line)) for r in self.rows()]
         lines += ["kept, modelled:", *columns([("bytes", "result of", "type", "times", "line"), *rows])]
