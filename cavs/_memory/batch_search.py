@@ -15,9 +15,10 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
-from cavs._memory.divided import Divided, Loss
+from cavs._memory.divided_arrays import DividedArrays
+from cavs._memory.divided_graphs import DividedGraphs
 from cavs._memory.fit import compiled_step
-from cavs._memory.search import Choice, estimate, fewest
+from cavs._memory.search import Choice, Loss, estimate, fewest
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,7 +38,7 @@ class BatchGradient:
 
     loss: Loss
     params: PyTree
-    data: Divided
+    data: DividedArrays | DividedGraphs
     names: Names
     choices: list[Choice]
     options: dict[str, Any]
@@ -45,12 +46,6 @@ class BatchGradient:
     jit: Callable[[Callable[..., Any]], Any] = jax.jit
     sizes: dict[Choice, int] = dataclasses.field(default_factory=dict)
     traced: dict[Choice, set[str]] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        by_time, self.choices = sorted(self.choices, key=self.data.time), []
-        for choice in by_time:
-            if not self.choices or choice.divisor > self.choices[-1].divisor:
-                self.choices.append(choice)
 
     def fastest(self, budget: int) -> Choice | None:
         """Returns the fastest choice that fits a budget, as far as it is compiled; `None` if nothing fits."""

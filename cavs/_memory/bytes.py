@@ -6,6 +6,8 @@ import re
 
 import jax
 
+from cavs._graphs.pytree import PyTree
+
 _UNITS = (
     {"": 1, "b": 1}
     | {f"{p}b": 1000 ** (i + 1) for i, p in enumerate("kmgt")}
@@ -71,3 +73,8 @@ def text_of(number: float) -> str:
     """Returns bytes as a text, such as "1.50 GiB"."""
     power = min(4, int(math.log(number, 1024))) if number >= 1024 else 0
     return f"{number / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def bytes_of_arrays(tree: PyTree) -> int:
+    """Returns the bytes of all arrays of a tree."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -12,7 +12,7 @@ from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
 from cavs._memory.batch_search import BatchGradient
-from cavs._memory.divided import values
+from cavs._memory.divided_arrays import values
 from cavs._memory.search import Choice
 from cavs.kernels import Target
 

@@ -1,4 +1,4 @@
-"""A batch of arrays in parts, along their axis of samples: the input of any network."""
+"""What `plan` divides into parts: a batch of arrays, along their axis of samples. See `divided_graphs`, too."""
 
 from typing import Any
 
@@ -8,14 +8,13 @@ import jax.numpy as jnp
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.divided import FEW, Divided, Loss, values
-from cavs._memory.search import Choice, numbers_of_parts
+from cavs._memory.search import FEW, Choice, Loss, numbers_of_parts
 from cavs._memory.sub_batches import summed_over_parts
 
 _TIME_OF_PART = 0.01  # what one more part adds to the time of a step: an estimate
 
 
-class DividedArrays(Divided):
+class DividedArrays:
     """A batch of arrays that have an axis of samples, or of `jax.ShapeDtypeStruct`s.
 
     Args:
@@ -34,25 +33,36 @@ class DividedArrays(Divided):
         self._axes, self._count = _axes_of(arrays, axis)
 
     def __len__(self) -> int:
+        """Returns the number of samples."""
         return self._count
 
     @property
     def whole(self) -> PyTree:
+        """The batch itself."""
         return self._arrays
 
     @property
     def text(self) -> str:
+        """Says how large the batch is."""
         return counted(len(self), "sample")
 
+    @property
+    def cause(self) -> str:
+        """Says what else makes the smallest plan large."""
+        return ""
+
     def choices(self, parts: int | None, segments: int | None) -> list[Choice]:
+        """Returns how the batch can be computed, the fastest first, with a given number of parts or segments."""
         if segments not in (None, 1):
             raise ValueError(f"plan: segments: got {segments!r} for arrays, which have no levels; expected 1. Leave it out.")
         return [Choice(n) for n in ([parts] if parts else numbers_of_parts(len(self)))]
 
     def time(self, choice: Choice) -> float:
+        """Returns the estimated time of a choice, in any unit."""
         return 1 + _TIME_OF_PART * (choice.parts - 1)
 
     def in_parts(self, loss: Loss, choice: Choice) -> Loss:
+        """Returns the loss of the whole batch, as `arranged` returns it."""
         axes, count = self._axes, choice.parts
 
         def summed(params: PyTree, batch: PyTree) -> jax.Array:
@@ -72,10 +82,12 @@ class DividedArrays(Divided):
         return summed
 
     def structs(self, choice: Choice) -> PyTree:
+        """Returns the shapes and dtypes of the batch as `arranged` returns it."""
         del choice
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._arrays)
 
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
+        """Returns some samples in one part and in two, as `arranged` does, and their number; as many as in two of `parts`."""
         count = 2 * len(self) // parts
         while 2 * count <= len(self) and count < FEW:
             count *= 2
@@ -85,6 +97,7 @@ class DividedArrays(Divided):
         return some, some, count
 
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
+        """Returns another batch as `in_parts` gets it. The shapes are the same while it is no larger than earlier ones."""
         _, count = _axes_of(batch, self._axis)
         if count % choice.parts:
             raise ValueError(
@@ -132,3 +145,17 @@ def _in_parts(x: jax.Array, axis: int, count: int) -> jax.Array:
     """Returns an array with a leading axis of parts."""
     shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def values(tree: PyTree) -> PyTree:
+    """Returns the arrays of a tree; where shapes alone are known, random numbers."""
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(0), max(1, len(leaves)))
+    pairs = zip(leaves, keys, strict=False)
+    return treedef.unflatten([_drawn(x, key) if isinstance(x, jax.ShapeDtypeStruct) else x for x, key in pairs])
+
+
+def _drawn(x: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.split(key, x.shape)
+    return (0.1 * jax.random.normal(key, x.shape)).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""A batch of graphs in parts: each is scheduled, in one shape for all."""
+"""What `plan` divides into parts: a batch of graphs. Each part is scheduled, in one shape for all."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -11,23 +11,29 @@ from cavs._feed.settings import Sample
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.divided import FEW, Divided, Loss
-from cavs._memory.search import Choice, choices_for
+from cavs._memory.search import FEW, Choice, Loss, numbers_of_parts
 from cavs._memory.sub_batches import deal, summed_over_parts
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.level_segments import SegmentedSchedule, in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape_choice import Options, covers, few_shapes
+from cavs.kernels import Target
 
 Collate: TypeAlias = Callable[[Sample], PyTree]
 Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its graphs, the graphs, and the schedule
 _SMALL = 4096  # vertices that take little memory
+_ROWS_PER_TASK = {"cpu": 16, "gpu": 256}  # a task takes as long as so many rows, whatever its size: an estimate
+# Segments take longer: the forward runs twice, and on a GPU on engine `scan` rather than a faster one (chains of 5,000 steps).
+_IN_SEGMENTS = {"cpu": 1.7, "gpu": 20}
+_SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
+_LEVELS_OF_SEGMENT = 4
 
 
 @dataclasses.dataclass(eq=False)
-class DividedGraphs(Divided):
-    """A batch of graphs; `collate` as in `cavs.memory.plan`."""
+class DividedGraphs:
+    """A batch of graphs; `collate` as in `cavs.memory.plan`. Methods are those of `DividedArrays`."""
 
     graphs: Graphs
     collate: Collate
@@ -51,11 +57,20 @@ class DividedGraphs(Divided):
         return f"; the largest graph has {counted(int(np.diff(self.graphs.vertex_offsets).max()), 'vertex')}"
 
     def choices(self, parts: int | None, segments: int | None) -> list[Choice]:
-        return choices_for(self.graphs, parts, segments)
+        """See `DividedArrays`. Deep graphs may run in segments if the budget does not suffice for one graph at a time."""
+        counts = [parts] if parts else numbers_of_parts(len(self))
+        if segments is not None:
+            return [Choice(n, segments) for n in counts]
+        vertices, levels = int(np.diff(self.graphs.vertex_offsets).max()), int(self.graphs.height.max())
+        useful = [n for n in _SEGMENTS if _SMALLEST_SEGMENT * n <= vertices and _LEVELS_OF_SEGMENT * n <= levels]
+        return [*map(Choice, counts), *(Choice(counts[-1], n) for n in useful)]
 
     def time(self, choice: Choice) -> float:
+        device = "cpu" if Target.here().is_cpu else "gpu"
         levels = np.maximum.reduceat(self.graphs.height, self.graphs.vertex_offsets[:-1]) + 1
-        return choice.time(self.graphs.num_vertices, int(levels[_dealt(self.graphs, choice.parts)].max(1).sum()))
+        tasks = int(levels[_dealt(self.graphs, choice.parts)].max(1).sum()) + choice.divisor
+        rows = self.graphs.num_vertices + tasks * _ROWS_PER_TASK[device]
+        return rows * (_IN_SEGMENTS[device] if choice.segments > 1 else 1)
 
     def in_parts(self, loss: Loss, choice: Choice) -> Loss:
         total = summed_over_parts("plan", loss)

@@ -14,9 +14,8 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
 from cavs._memory.batch_plan import BatchPlan
 from cavs._memory.batch_search import BatchGradient
-from cavs._memory.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
+from cavs._memory.bytes import BudgetError, bytes_of, bytes_of_arrays, memory_of_gpu, text_of
 from cavs._memory.compare_parts import check_parts
-from cavs._memory.divided import Divided, bytes_of_arrays
 from cavs._memory.divided_arrays import DividedArrays
 from cavs._memory.divided_graphs import Collate, DividedGraphs
 from cavs._memory.fit import compiler_options
@@ -149,12 +148,13 @@ def load(
         raise ValueError(
             f"load: batch: got {counted(len(data), data.noun)}; expected {count}, as in the plan. Write batch[:{count}]."
         )
-    ways, known = names_of(names, "load", ("keep", "recompute")), data.choices(None, None)
-    gradient = BatchGradient(loss, params, data, ways, [choice, *known], compiler_options(budget, bytes_of_arrays(params)))
+    ways = names_of(names, "load", ("keep", "recompute"))
+    choices = sorted({choice, *data.choices(None, None)}, key=lambda choice: choice.divisor)
+    gradient = BatchGradient(loss, params, data, ways, choices, compiler_options(budget, bytes_of_arrays(params)))
     return BatchPlan(gradient, choice, budget)
 
 
-def divided(batch: Any, collate: Collate, axis: Any) -> Divided:
+def divided(batch: Any, collate: Collate, axis: Any) -> DividedArrays | DividedGraphs:
     """Returns a batch as what is divided into parts."""
     return DividedGraphs(batch, collate) if isinstance(batch, Graphs) and len(batch) else DividedArrays(batch, axis)
 

@@ -2,23 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
+import jax
 
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
 from cavs._memory.bytes import BudgetError
 from cavs._memory.fit import MOST_COMPILED
-from cavs.kernels import Target
 
 _WORTH_TRYING = 1.1  # fewer parts than those that fit are compiled if they are estimated to need this share of the budget
-_ROWS_PER_TASK = {"cpu": 16, "gpu": 256}  # a task takes as long as so many rows, whatever its size: an estimate
-# Segments take longer: the forward runs twice, and on a GPU on engine `scan` rather than a faster one (chains of 5,000 steps).
-_IN_SEGMENTS = {"cpu": 1.7, "gpu": 20}
-_SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
-_LEVELS_OF_SEGMENT = 4
+FEW = 16  # samples that are compared even if a part has fewer
+
+Loss: TypeAlias = Callable[[PyTree, PyTree], jax.Array]
 
 
 def fewest_parts(measure: Callable[[int], int], batch: int, budget: int | str) -> tuple[int, int]:
@@ -117,19 +113,6 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         return counted(self.parts, "part") + (f" in {self.segments} segments of levels" if self.segments > 1 else "")
-
-    def time(self, rows: int, levels: int) -> float:
-        """Estimates the time of a batch, in rows. `levels`: of all parts."""
-        device = "cpu" if Target.here().is_cpu else "gpu"
-        return (_IN_SEGMENTS[device] if self.segments > 1 else 1) * (rows + (levels + self.divisor) * _ROWS_PER_TASK[device])
-
-
-def choices_for(graphs: Graphs, parts: int | None = None, segments: int | None = None) -> list[Choice]:
-    """Returns the choices for a batch, with a given number of parts or of segments. Large, deep graphs may run in segments."""
-    vertices, levels = int(np.diff(graphs.vertex_offsets).max(initial=0)), int(graphs.height.max(initial=0))
-    useful = [n for n in _SEGMENTS if _SMALLEST_SEGMENT * n <= vertices and _LEVELS_OF_SEGMENT * n <= levels]
-    each = [1, *useful] if segments is None else [segments]
-    return [Choice(n, m) for n in ([parts] if parts else numbers_of_parts(len(graphs))) for m in each]
 
 
 def numbers_of_parts(count: int) -> list[int]:
