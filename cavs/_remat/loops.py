@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -119,9 +120,11 @@ class Point:
         return kept
 
     def _graph(self, closed: Any, diff: list[int], name: str, times: int, stored: list[int]) -> Graph:
-        for other, *places, graph in self.known:  # such as the loop of another layer of a net
-            if places == [diff, stored] and (other is closed or equal_jaxprs(other, closed)):
-                return graph
+        for same in (operator.is_, equal_jaxprs):  # such as the loop of another layer of a net
+            for other, *places, graph in self.known:
+                if places == [diff, stored] and same(other, closed):
+                    self.known += [] if other is closed else [(closed, diff, stored, graph)]
+                    return graph
         jaxpr, consts = opened(closed)
         eqns: list[Eqn] = []
         outs = inlined(jaxpr, {}, eqns, _OPENED)
