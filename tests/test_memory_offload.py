@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cavs._jaxpr.jaxprs import is_var
-from cavs._remat import offload, pareto
+from cavs._remat import forms, pareto
 from cavs._remat.graph import with_derivative
 from cavs.memory import Plan, recompute
 from tests.lower_for_hopper import compile_for_hopper
@@ -37,7 +37,7 @@ def arrays(rows: int = 64, hidden: int = 16, count: int = 6) -> Any:
 
 @pytest.mark.parametrize("name", ["nmt", "transformer", "resnet"])
 def test_gradients_do_not_change(name, monkeypatch, tmp_path):
-    monkeypatch.setattr(offload, "_LEAST", 0)
+    monkeypatch.setattr(forms, "_LEAST", 0)
     loss, params, batch = case(name)
     point = search_of(loss, params, batch).point(math.inf, host=0.5)
     assert sum(len(region.kept.host) for region in point.regions.values()) > 3
@@ -48,7 +48,7 @@ def test_gradients_do_not_change(name, monkeypatch, tmp_path):
 
 
 def test_the_values_computed_first_are_on_the_host(monkeypatch):
-    monkeypatch.setattr(offload, "_LEAST", 0)
+    monkeypatch.setattr(forms, "_LEAST", 0)
     search = search_of(layers, *arrays())
     whole, half = search.cheap(), search.point(math.inf, host=0.5)
     kept = half.kept
@@ -62,7 +62,7 @@ def test_the_values_computed_first_are_on_the_host(monkeypatch):
 
 def test_copies_run_beside_one_product(monkeypatch):
     """A product waits for copies that began before the last one; a copy back begins a product before its value is read."""
-    monkeypatch.setattr(offload, "_LEAST", 0)
+    monkeypatch.setattr(forms, "_LEAST", 0)
     ws, x = arrays()
     search = search_of(layers, ws, x)
     kept = search.point(math.inf, host=1.0).kept
@@ -89,7 +89,7 @@ def test_copies_run_beside_one_product(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 2.0), True), ((2.0, 1.0), False)])
 def test_the_host_is_used_if_it_was_faster(seconds, chosen, monkeypatch):
-    monkeypatch.setattr(offload, "_LEAST", 0)
+    monkeypatch.setattr(forms, "_LEAST", 0)
     times = iter(seconds)
 
     def sized(jitted: Any, args: Any, options: Any) -> Any:  # a plan with products again needs more than one with the host
@@ -107,7 +107,7 @@ def test_the_host_is_used_if_it_was_faster(seconds, chosen, monkeypatch):
 
 @pytest.mark.parametrize("wrap", [jax.jit, lambda fn: jax.jit(jax.vmap(fn, (None, 0)))], ids=["jit", "vmap"])
 def test_steps_are_timed_while_the_caller_traces(wrap, monkeypatch):
-    monkeypatch.setattr(offload, "_LEAST", 0)
+    monkeypatch.setattr(forms, "_LEAST", 0)
     compiled_step, timed, seconds_of_step = pareto.compiled_step, [], pareto.seconds_of_step
 
     def sized(jitted: Any, args: Any, options: Any) -> Any:  # as if the host's memory were another one
@@ -124,7 +124,7 @@ def test_steps_are_timed_while_the_caller_traces(wrap, monkeypatch):
     assert len(timed) == 2 and min(timed) > 0
 
 
-def test_a_plan_that_runs_for_zeros():
+def test_a_plan_that_runs_for_random_numbers():
     """The step that is timed takes keys and integers, too."""
     loss, params, batch = case("transformer", np.float32)
     search = pareto.ParetoSearch(*_closed(loss, params, batch), offload=True)

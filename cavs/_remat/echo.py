@@ -61,7 +61,7 @@ def recompute(
             the host; on a CPU that is the same as `"keep"`. Values of a vertex function can be named, too, unless `fn` itself
             differentiates the call of [`cavs.run`][], or has it inside a `jax.shard_map`.
         offload: whether a plan for a budget may keep values in the memory of the host (moDNN, section 5.2) in place of running
-            products again. It is taken if it fits and is faster; both are run for zeros to find that out, on a GPU.
+            products again. It is taken if it fits and is faster; both are run for random numbers to find that out, on a GPU.
         plan: a file that `Plan.save` wrote: its values are kept, and nothing is planned.
 
     Returns:

@@ -21,8 +21,7 @@ from cavs._jaxpr.late_zeros import run_late
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
-from cavs._remat.masks import Form, bits_of, compared_by_result, kept_bytes
-from cavs._remat.offload import on_host
+from cavs._remat.forms import Form, bits_of, compared_by_result, kept_bytes, on_host
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], "Kept"]  # from the inputs that are differentiated to what is kept

@@ -20,9 +20,9 @@ from cavs._jaxpr.jaxprs import Env, Eqn, Var, bodies_in, is_var, opened, scan_pa
 from cavs._jaxpr.names import Names, names_in
 from cavs._jaxpr.reverse_only import refusal_in
 from cavs._jaxpr.source_lines import source_line
+from cavs._remat.forms import longest_kept
 from cavs._remat.graph import Graph, Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
-from cavs._remat.offload import longest_kept
 from cavs._remat.pooling import is_pooling, pooled
 
 # Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.

@@ -16,12 +16,12 @@ from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import type_of, vjp_at
-from cavs._jaxpr.equations import is_float
-from cavs._jaxpr.jaxprs import Var
+from cavs._jaxpr.equations import depends, is_float
+from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._jaxpr.names import Names
 from cavs._memory.fit import MOST_COMPILED, compiled_step, seconds_of_step
-from cavs._remat.blocks import fixed_values
-from cavs._remat.graph import with_derivative
+from cavs._remat.forms import kept_bytes
+from cavs._remat.graph import Graph, with_derivative
 from cavs._remat.loops import Point
 from cavs._remat.rows import in_blocks_of_rows
 from cavs._run.manual_axes import devices
@@ -30,6 +30,7 @@ from cavs._run.manual_axes import devices
 _PRICES, _OF_PARTS = (4, 3.4, 2.8, 2, 1.7, 1.4, 1, 0.7, 0.5, 0), (4, 2, 1, 0.5, 0)
 _LOW = 1 / 64  # in place of zero, for a search on a logarithmic scale
 _STEPS = 6  # of the search for a price between two of these
+_BLOCKS = (2, 4, 8, 16, 32)  # about these numbers of blocks are tried
 _LONG = 8  # steps of a loop that may run in chunks
 _SMALLEST = 2  # plans of which the smallest is found by compiling
 _ON_HOST = 1.5  # times the bytes that a budget misses
@@ -168,9 +169,11 @@ class ParetoSearch:
         return self._faster_on_host(best, budget) if self.offload else best
 
     def smallest(self) -> Point:
-        """Returns the smallest of `cheap` and the plans that are estimated to be the smallest, which are compiled."""
-        likely = sorted(self._found, key=lambda p: (p.peak, p.flops))
-        return min([self.cheap(), *likely[:_SMALLEST]], key=lambda p: (self.measure(p), p.flops))
+        """Returns the smallest of `cheap` and a few that are estimated to be the smallest, which differ in blocks or chunks."""
+        likely: dict[Any, Point] = {}
+        for point in sorted(self._found, key=lambda p: (p.peak, p.flops)):
+            likely.setdefault((bool(point.chunks), point.fixed), point)
+        return min([self.cheap(), *likely.values()][: _SMALLEST + 1], key=lambda p: (self.measure(p), p.flops))
 
     def _within(self, budget: float) -> Point | None:
         """Returns the plan with the fewest FLOPs that is estimated to need at most `budget`, or `None`.
@@ -212,3 +215,51 @@ def _chunks(cheap: Point) -> dict[str, int]:
             near = [n for n in range(2, region.times // 2 + 1) if best / 1.6 <= n <= best * 1.6 and not region.times % n]
             found[name] = min(near, key=lambda n: abs(n - best)) if near else max(2, min(round(best), region.times // 2))
     return found
+
+
+def fixed_values(graph: Graph) -> list[frozenset[Var]]:
+    """Returns sets of values to keep, each of which cuts the function into more blocks than the one before.
+
+    By hand, one would put `jax.checkpoint` around such blocks. With N blocks, the backward needs the values between the blocks,
+    and those inside of one block at a time. The fewer values cross a cut, the better.
+    """
+    crossing, inside = _crossing(graph), _inside(graph)
+    found = (_cut(crossing, inside, sum(inside) / n) for n in _BLOCKS)
+    return [values for values in dict.fromkeys(found) if values]
+
+
+def _crossing(graph: Graph) -> list[frozenset[Var]]:
+    """Returns for each equation the values that it or an earlier one makes and that a later one reads."""
+    last = {x: i for i, e in enumerate(graph.forward) for x in e.invars if is_var(x)}
+    last.update(dict.fromkeys((x for x in graph.outs if is_var(x)), len(graph.forward)))
+    # Not, say, a transposed weight, which depends on an input alone.
+    made = depends(graph.forward, {v for i in graph.costly for v in graph.forward[i].outvars})
+    alive: set[Var] = set()
+    found = []
+    for i, e in enumerate(graph.forward):
+        alive = {v for v in alive if last[v] > i} | {v for v in e.outvars if last.get(v, -1) > i and v in made}
+        found.append(frozenset(alive))
+    return found
+
+
+def _inside(graph: Graph) -> list[int]:
+    """Returns for each equation the bytes of what the backward reads of its results."""
+    needs = set(graph.needs)
+    return [sum(kept_bytes(v) for v in e.outvars if v in needs) for e in graph.forward]
+
+
+def _cut(crossing: list[frozenset[Var]], inside: list[int], most: float) -> frozenset[Var]:
+    """Returns the values that cross cuts, such that about `most` bytes are inside of each block."""
+    kept: set[Var] = set()
+    start = 0
+    while start < len(inside):
+        end, size = start, 0
+        while end < len(inside) and size <= most:
+            size += inside[end]
+            end += 1
+        if end == len(inside):
+            break
+        at = min(range(start, end), key=lambda i: (sum(kept_bytes(v) for v in crossing[i] if v not in kept), -i))
+        kept |= crossing[at]
+        start = at + 1
+    return frozenset(kept)

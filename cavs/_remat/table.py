@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.source_lines import source_line
-from cavs._memory.batch_plan import columns
 from cavs._memory.bytes import text_of
+from cavs._memory.plan_batch import columns
 from cavs._remat.loops import Point, Region
 from cavs._remat.pareto import ParetoSearch
 
