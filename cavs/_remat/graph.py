@@ -1,11 +1,12 @@
 """A function with its derivative, and the values that the forward keeps for the backward."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.custom_derivatives import SymbolicZero
@@ -163,6 +164,15 @@ class Graph(Derivative):
         return self.keeping(tuple(keep), found["in_bits"], frozenset(host))
 
 
+class Step(NamedTuple):
+    """A part of the backward: what it needs of the forward, and its own equations, of which the last one is a product."""
+
+    missing: list[Var]  # the values of the forward that are not there
+    again: list[Eqn]  # the equations of the forward that compute them
+    used: list[Var]  # what these read, except constants
+    stretch: list[Eqn]
+
+
 @dataclass(frozen=True, eq=False)
 class Kept:
     """The values that a graph keeps for its backward.
@@ -250,31 +260,47 @@ class Kept:
         run_late(self.to_run(), env, wait)
         return values(graph.outs, env), values(self.variables, env)
 
+    @cached_property
+    def steps(self) -> list["Step"]:
+        """The backward, from one product to the next. A copy from the host runs beside the product before its first use."""
+        stretches, found = [*self.graph.stretches, list[Eqn](), list[Eqn]()], list[Step]()
+        have = {*self.variables, *self.graph.consts, *self.graph.seeds}
+        for stretch, following in itertools.pairwise(stretches):
+            made = {v for e in stretch for v in e.outvars}
+            read = [x for e in stretch for x in e.invars] if stretch else self.graph.grads
+            _, early = self.graph.needed((x for e in following for x in e.invars), {*have, *self.forms})
+            wanted = filter(is_var, [*(v for v in early if v in self.host), *read])
+            missing = [x for x in dict.fromkeys(wanted) if x not in have and x not in made]
+            again, used = self.to_run_again(missing, have)
+            found.append(Step(missing, again, [v for v in dict.fromkeys(used) if v not in self.graph.consts], stretch))
+            have |= made.union(*(e.outvars for e in again))
+        return found
+
     def pull_back(self, saved: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
 
-        The backward runs from one costly equation to the next. Values that such a stretch reads and that were not kept are
-        recomputed right before it. If `late`, a barrier ties them to the cotangent that the last costly equation computed.
-        Without a barrier, XLA would recognise the forward's equations and keep their results.
+        Values that were not kept are computed again right before the first equations that read them. If `late`, a barrier ties
+        them to the cotangent that the last product computed. Without it, XLA would recognise the forward's equations and keep
+        their results.
         """
-        graph = self.graph
+        graph, run = self.graph, run_late if late else run_equations
         env: Env = graph.consts | dict(zip((*self.variables, *graph.seeds), (*saved, *cotangents), strict=True))
         tie = [v for v, x in zip(graph.seeds, cotangents, strict=True) if isinstance(x, jax.Array)]
-        for i, stretch in enumerate(graph.stretches):
-            made = {v for e in stretch for v in e.outvars}
-            self._recompute(self._from_host(i + 1, env), env, tie if late else [])  # beside the product of this stretch
-            self._recompute([x for e in stretch for x in e.invars if is_var(x) and x not in made], env, tie if late else [])
-            (run_late if late else run_equations)(stretch, env)
-            tie = [v for v in stretch[-1].outvars if is_float(v)] or tie
-            if late:
-                self._finish(made, graph.stretches[i + 1 :], env)
-        self._recompute(graph.grads, env, [])
+        for i, step in enumerate(self.steps):
+            local = dict(env)
+            # XLA does not fuse across a barrier. Small values have none, because XLA may as well keep them.
+            small = _SMALL * sum(map(bytes_of_var, step.missing)) < sum(map(bytes_of_var, tie))
+            if late and step.missing and step.stretch and tie and not small:
+                tied, held = barrier(([env[v] for v in tie], [env[v] for v in step.used]))
+                env.update(zip(tie, tied, strict=True))
+                local.update(zip(step.used, held, strict=True))
+            run(step.again, local)
+            env.update({v: local[v] for e in step.again for v in e.outvars})
+            run(step.stretch, env)
+            if late and step.stretch:
+                tie = [v for v in step.stretch[-1].outvars if is_float(v)] or tie
+                self._finish({v for e in step.stretch for v in e.outvars}, graph.stretches[i + 1 :], env)
         return values(graph.grads, env)
-
-    def _from_host(self, i: int, env: Env) -> list[Var]:
-        """Returns the values on the host that a stretch of the backward reads."""
-        wanted = [x for e in self.graph.stretches[i] for x in e.invars] if self.host and i < len(self.graph.stretches) else []
-        return [v for v in self.graph.needed(wanted, {*env, *self.forms})[1] if v in self.host]
 
     def _finish(self, made: set[Var], later: list[list[Eqn]], env: Env) -> None:
         """Ties gradients that a stretch has computed to the cotangents that later ones read: XLA may not delay them.
@@ -288,22 +314,6 @@ class Kept:
         if done and on:
             tied = list(dict.fromkeys([*done, *on]))
             env.update(zip(tied, barrier([env[v] for v in tied]), strict=True))
-
-    def _recompute(self, wanted: Iterable[Atom], env: Env, tie: Sequence[Var]) -> None:
-        """Adds the wanted values of the forward to `env`."""
-        missing = [x for x in dict.fromkeys(filter(is_var, wanted)) if x not in env]
-        if not missing:
-            return
-        eqns, used = self.to_run_again(missing, set(env))
-        local = dict(env)
-        # XLA does not fuse across a barrier. Small values have none, because XLA may as well keep them.
-        if tie and _SMALL * sum(map(bytes_of_var, missing)) >= sum(map(bytes_of_var, tie)):
-            used = [v for v in dict.fromkeys(used) if v not in self.graph.consts]
-            tied, held = barrier(([env[v] for v in tie], [env[v] for v in used]))
-            env.update(zip(tie, tied, strict=True))
-            local.update(zip(used, held, strict=True))
-        (run_late if tie else run_equations)(eqns, local)
-        env.update({v: local[v] for e in eqns for v in e.outvars})
 
 
 def mark(eqns: Sequence[Eqn]) -> str:

@@ -34,8 +34,10 @@ def pooled(eqn: Eqn, x: jax.Array) -> jax.Array:
     def elements(x: jax.Array, outside: float) -> list[jax.Array]:
         """Returns an array for each place in a window: its elements of all windows."""
         x = lax.pad(x, x.dtype.type(outside), [(*p, 0) for p in padding])
-        ends = [(n - 1) * s + 1 for n, s in zip(shape, strides, strict=True)]
-        return [lax.slice(x, at, np.add(at, ends), strides) for at in itertools.product(*map(range, window))]
+        each = itertools.product(*map(range, window))
+        return [
+            lax.slice(x, at, [i + (n - 1) * s + 1 for i, n, s in zip(at, shape, strides, strict=True)], strides) for at in each
+        ]
 
     @jax.custom_jvp
     def maximum(x: jax.Array) -> jax.Array:
