@@ -64,7 +64,7 @@ def plan(
             all samples share.
         parts: the number of parts, if you choose it yourself. It divides the number of graphs or samples.
         segments: the number of segments of levels, as in [`cavs.schedule`][], if you choose it yourself. Otherwise large graphs
-            of many levels run in segments if the budget requires it, on engine `scan`, or `native` on a CPU.
+            of many levels run in segments if one at a time does not fit, on engine `scan`, or `native` on a CPU.
         names: how the backward gets values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
             `{"gates": "recompute"}` never keeps them, `"keep"` always does. If a product computes a value that is not kept, it
             runs again. Calls of [`cavs.run`][] that `loss` itself differentiates, or has inside a `jax.shard_map`, do not
