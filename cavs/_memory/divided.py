@@ -35,7 +35,7 @@ _IN_SEGMENTS = {"cpu": 1.7, "gpu": 20}
 _SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
 _LEVELS_OF_SEGMENT = 4
-FEW = 16  # samples that are compared even if a part has fewer
+_FEW = 16  # samples that are compared even if a part has fewer
 _TIME_OF_PART = 0.01  # what one more part adds to the time of a step: an estimate
 
 
@@ -129,7 +129,7 @@ class DividedArrays:
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
         """Returns some samples in one part and in two, as `arranged` does, and their number; as many as in two of `parts`."""
         count = 2 * len(self) // parts
-        while 2 * count <= len(self) and count < FEW:
+        while 2 * count <= len(self) and count < _FEW:
             count *= 2
         leaves, tree = jax.tree.flatten(values(self._arrays))
         pairs = zip(leaves, self._axes, strict=True)
@@ -194,7 +194,6 @@ class DividedGraphs:
     graphs: Graphs
     collate: Collate
     _firsts: dict[Choice, Part] = dataclasses.field(default_factory=dict)
-    _like: dict[Choice, Schedule] = dataclasses.field(default_factory=dict)
     noun: ClassVar[str] = "graph"
 
     def __len__(self) -> int:
@@ -251,16 +250,15 @@ class DividedGraphs:
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
         each, sizes = _dealt(self.graphs, parts), np.diff(self.graphs.vertex_offsets)
         count = 2
-        while 2 * count <= parts and each[:count].size < FEW and sizes[each[: 2 * count]].sum() <= _SMALL:
+        while 2 * count <= parts and each[:count].size < _FEW and sizes[each[: 2 * count]].sum() <= _SMALL:
             count *= 2
         halves = [each[: count // 2].ravel(), each[count // 2 : count].ravel()]
         one, two = (_stacked(_scheduled(self.graphs, of), self.collate) for of in ([np.concatenate(halves)], halves))
         return one, two, each[:count].size
 
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
-        like = self._like[choice] if choice in self._like else self._first(choice)[2]
-        parts = list(_scheduled(batch, list(_dealt(batch, choice.parts)), choice.segments, like))
-        self._like[choice] = parts[0][2]
+        parts = list(_scheduled(batch, list(_dealt(batch, choice.parts)), choice.segments, self._first(choice)[2]))
+        self._firsts[choice] = parts[0]
         return _stacked(parts, self.collate)
 
 
