@@ -57,10 +57,9 @@ def memory_of_gpu() -> int | None:
 
 
 def _device_memory(function: str, argument: str) -> int:
+    if (limit := memory_of_gpu()) is not None:
+        return limit
     device = jax.devices()[0]
-    stats = device.memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"]
     if device.platform == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     raise ValueError(

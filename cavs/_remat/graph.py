@@ -108,6 +108,7 @@ class Graph(Derivative):
                 found.append([])
         return [stretch for stretch in found if stretch]
 
+    @memoized
     def choose(self, price: float, rank: int = 0, fixed: frozenset[Var] = frozenset()) -> "Kept":
         """Chooses what to keep.
 
@@ -116,25 +117,21 @@ class Graph(Derivative):
             rank: of several graphs. Among equal products, those of the first ones, and the first ones in a graph, cost less.
             fixed: values that are kept in any case, if something needs them.
         """
-        found = list[float | None]()
-        for k, e in enumerate(self.forward[i] for i in self.costly):
-            cost = max(price, _FREE) * flops_of(e) * (1 + _SPREAD * (rank + k / len(self.costly)))
-            found.append(cost if cost < math.inf and may_repeat(e) else None)
-        return self._choose(tuple(found), fixed)
+        forward, stored = self.forward, self.stored
+        ranks = {i: rank + k / len(self.costly) for k, i in enumerate(self.costly)}
 
-    @memoized
-    def _choose(self, prices: tuple[float | None, ...], fixed: frozenset[Var]) -> "Kept":
-        of, forward, stored = dict(zip(self.costly, prices, strict=True)), self.forward, self.stored
-
-        def price(i: int) -> float | None:
-            return of[i] if i in of else price_of(forward[i])
+        def price_at(i: int) -> float | None:
+            if i not in ranks:
+                return price_of(forward[i])
+            cost = max(price, _FREE) * flops_of(forward[i]) * (1 + _SPREAD * ranks[i])
+            return cost if cost < math.inf and may_repeat(forward[i]) else None
 
         def size(v: Var) -> float:  # of equal cuts, that of the fewest values
             return kept_bytes(v) + (0 if v in stored else _TINY)
 
         by_name = {"names": self.names, "named": self.named}
         keep = cheapest(
-            forward, self.needs, price, is_costly, free=self.free, stored=stored, preferred=fixed, size=size, **by_name
+            forward, self.needs, price_at, is_costly, free=self.free, stored=stored, preferred=fixed, size=size, **by_name
         )
         return self.keeping(tuple(keep))
 

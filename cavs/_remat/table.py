@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Var
@@ -15,8 +15,7 @@ from cavs._remat.loops import Point, Region
 from cavs._remat.pareto import ParetoSearch
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Values that are kept: `count` of them, one for each of `times` steps, `bytes` altogether."""
 
     what: str
@@ -68,18 +67,17 @@ class Plan:
 
     def rows(self) -> list[Row]:
         """Returns the kept values, the largest first."""
-        found: Counter[tuple[str, str, int, int, str]] = Counter()
+        found: Counter[Row] = Counter()
         kept = self._point.kept
         made = {v: e for e in kept.graph.forward for v in e.outvars}
         inside = [(region, v) for region in self._point.regions.values() if region.name for v in region.kept.keep]
         for v in kept.keep:
             if made[v].primitive.name == "scan" and (step := self._in_a_step(v, inside)):
                 inside.remove(step)
-                found[self._key(*step)] += 1
+                found[self._row(*step)] += 1
             else:
-                found[self._key(self._point.regions[""], v)] += 1
-        rows = [Row(what, shape, n, times, n * times * size, line) for (what, shape, times, size, line), n in found.items()]
-        return sorted(rows, key=lambda row: -row.bytes)
+                found[self._row(self._point.regions[""], v)] += 1
+        return sorted((row._replace(count=n, bytes=n * row.bytes) for row, n in found.items()), key=lambda row: -row.bytes)
 
     @staticmethod
     def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
@@ -93,13 +91,12 @@ class Plan:
         return None
 
     @staticmethod
-    def _key(region: Region, v: Var) -> tuple[str, str, int, int, str]:
-        eqn = next((e for e in region.kept.graph.forward if v in e.outvars), None)
-        line = (source_line(eqn) if eqn is not None else region.line) or ""
-        what = eqn.primitive.name if eqn is not None else "state of the loop"
-        kept = region.kept
+    def _row(region: Region, v: Var) -> Row:
+        eqn, kept = next((e for e in region.kept.graph.forward if v in e.outvars), None), region.kept
+        what, line = ("state of the loop", region.line) if eqn is None else (eqn.primitive.name, source_line(eqn))
         how = " on the host" if v in kept.host else " in bits" if v in kept.forms else ""
-        return what, v.aval.str_short(short_dtypes=True) + how, region.times, bytes_of_var(kept.as_kept(v)), line
+        size = region.times * bytes_of_var(kept.as_kept(v))
+        return Row(what, v.aval.str_short(short_dtypes=True) + how, 1, region.times, size, line or "")
 
     def repeated(self) -> list[tuple[str, float, str]]:
         """Returns the products that run twice: name, FLOPs, line."""
