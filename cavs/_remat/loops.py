@@ -43,30 +43,40 @@ class Region(NamedTuple):
     kept: Kept
 
 
+class Known(NamedTuple):
+    """A function that was traced, with what identifies its trace, the calls of `keep` for its loops, and its graph."""
+
+    closed: Any
+    places: list[Any]
+    calls: list[tuple[Any, Kept]]
+    graph: Graph
+
+
 @dataclass(eq=False)
 class Point:
     """One plan of a function and of the bodies of its loops.
 
     Attributes:
         price: bytes for each FLOP of products that run again; `math.inf`: none does; None: everything is kept that JAX keeps.
-        known: functions without loops that were traced already, with `diff` and `stored` as in `keep`, and their graphs;
-            shared by the plans of one function.
+        known: what was traced already; shared by the plans of one function.
         names: what the user asks for by name.
         chunks: of the loops that run in chunks, the number of steps of a chunk. No other products run again, if there are any.
         fixed: values of the function itself that are kept in any case.
         host: the share of the kept bytes that are kept in the memory of the host.
         saved: a saved plan, which says what to keep instead of `price`.
         regions: what each graph keeps, by its name.
+        calls: the calls of `keep` for the loops inside of what is traced, with their results.
     """
 
     price: float | None
-    known: list[tuple[Any, list[int], list[int], Graph]]
+    known: list["Known"]
     names: Names = ()
     chunks: dict[str, int] = field(default_factory=dict)
     fixed: frozenset[Var] = frozenset()
     host: float = 0
     saved: dict[str, Any] | None = None
     regions: dict[str, Region] = field(default_factory=dict)
+    calls: list[tuple[Any, Kept]] = field(default_factory=list)
 
     @property
     def kept(self) -> Kept:
@@ -93,19 +103,15 @@ class Point:
         return {"regions": {name: region.kept.as_json() for name, region in self.regions.items()}, "chunks": self.chunks}
 
     def keep(
-        self,
-        closed: Any,
-        diff: Sequence[int],
-        name: str = "",
-        line: str | None = None,
-        times: int = 1,
-        stored: Sequence[int] = (),
+        self, closed: Any, diff: Sequence[int], name: str, line: str | None = None, times: int = 1, stored: Sequence[int] = ()
     ) -> Kept:
         """Traces the derivative of a closed jaxpr with respect to the inputs `diff` and chooses what to keep.
 
         `stored` are the inputs that cost memory if kept.
-        """  # fmt: skip
+        """
+        outer, self.calls = self.calls, []
         graph = self._graph(closed, list(diff), name, times, list(stored))
+        self.calls = outer
         if self.saved is not None:
             kept = graph.saved(self.saved["regions"].get(name))
         elif self.price is None:
@@ -117,17 +123,29 @@ class Point:
         if self.host:
             kept = graph.keeping(kept.keep, kept.in_bits, longest_kept(graph.forward, kept.keep, self.host, times))
         self.regions[name] = Region(name, line, times, kept)
+        self.calls.append(((closed, diff, name, line, times, stored), kept))
         return kept
 
-    def _graph(self, closed: Any, diff: list[int], name: str, times: int, stored: list[int]) -> Graph:
+    def _known(self, closed: Any, places: list[Any]) -> Graph | None:
+        """Returns a graph that was traced already, with loops inside that keep the same. Plans these loops."""
         for same in (operator.is_, equal_jaxprs):  # such as the loop of another layer of a net
-            for other, *places, graph in self.known:
-                if places == [diff, stored] and same(other, closed):
-                    self.known += [] if other is closed else [(closed, diff, stored, graph)]
-                    return graph
+            if found := [known for known in self.known if known.places == places and same(known.closed, closed)]:
+                kept = [self.keep(*call) for call, _ in found[0].calls]
+                graph = next((known.graph for known in found if [k for _, k in known.calls] == kept), None)
+                if graph is not None and not kept and found[0].closed is not closed:
+                    self.known.append(Known(closed, places, [], graph))
+                return graph
+        return None
+
+    def _graph(self, closed: Any, diff: list[int], name: str, times: int, stored: list[int]) -> Graph:
         jaxpr, consts = opened(closed)
         eqns: list[Eqn] = []
         outs = inlined(jaxpr, {}, eqns, _OPENED)
+        has_loops = any(e.primitive.name == "scan" for e in eqns)
+        places = [diff, stored, *([name, self.price is None, self.chunks] if has_loops else [])]
+        if (known := self._known(closed, places)) is not None:
+            return known
+        self.calls = []
         idle: set[str] = set()  # names of values in loops and the like of which the backward needs none
 
         def function(*args: Any) -> list[Any]:
@@ -147,8 +165,7 @@ class Point:
 
         graph = Graph.of(function, list(map(type_of, jaxpr.invars)), diff, stored, self.names, refusal_in(jaxpr))
         graph.named.update({name: set() for name in idle - graph.named.keys()})
-        if all(e.primitive.name != "scan" for e in eqns):
-            self.known.append((closed, diff, stored, graph))
+        self.known.append(Known(closed, places, self.calls, graph))
         return graph
 
     def _loop(self, eqn: Eqn, args: Sequence[Any], name: str, times: int) -> list[Any]:

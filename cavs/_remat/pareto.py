@@ -22,7 +22,7 @@ from cavs._jaxpr.names import Names
 from cavs._memory.fit import MOST_COMPILED, compiled_step, seconds_of_step
 from cavs._remat.forms import kept_bytes
 from cavs._remat.graph import Graph, with_derivative
-from cavs._remat.loops import Point
+from cavs._remat.loops import Known, Point
 from cavs._remat.rows import in_blocks_of_rows
 from cavs._run.manual_axes import devices
 
@@ -58,14 +58,14 @@ class ParetoSearch:
     plans: dict[str, Point] = field(default_factory=dict)
     compiled: dict[Point | None, int] = field(default_factory=dict)
     steps: dict[Point, Any] = field(default_factory=dict)
-    known: list[Any] = field(default_factory=list)
+    known: list[Known] = field(default_factory=list)
 
     def point(
         self, price: float | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset(), **how: Any
     ) -> Point:
         """Returns a plan. Arguments are attributes of `Point`."""
         point = Point(price, self.known, self.names, chunks or {}, fixed, **how)
-        point.keep(self.closed if price is None else self.in_blocks, self.diff)
+        point.keep(self.closed if price is None else self.in_blocks, self.diff, "")
         return self.plans.setdefault(json.dumps(point.as_json()), point)
 
     def saved(self, saved: dict[str, Any]) -> Point:
@@ -123,7 +123,7 @@ class ParetoSearch:
     def _mean(self) -> float:
         """The bytes that products save for each FLOP."""
         cheap, least = self.cheap(), Point(0, self.known, self.names)
-        least.keep(self.in_blocks, self.diff)
+        least.keep(self.in_blocks, self.diff, "")
         return max(cheap.bytes - least.bytes, 0) / max(least.flops, 1)
 
     @functools.cached_property
