@@ -161,7 +161,7 @@ class Graph(Derivative):
         return self.keeping(tuple(keep), found["in_bits"], frozenset(host))
 
 
-class Step(NamedTuple):
+class BackwardStep(NamedTuple):
     """A part of the backward: what it needs of the forward, and its own equations, of which the last one is a product."""
 
     missing: list[Var]  # the values of the forward that are not there
@@ -258,9 +258,9 @@ class Kept:
         return values(graph.outs, env), values(self.variables, env)
 
     @cached_property
-    def steps(self) -> list["Step"]:
+    def steps(self) -> list["BackwardStep"]:
         """The backward, from one product to the next. A copy from the host runs beside the product before its first use."""
-        stretches, found = [*self.graph.stretches, list[Eqn](), list[Eqn]()], list[Step]()
+        stretches, found = [*self.graph.stretches, list[Eqn](), list[Eqn]()], list[BackwardStep]()
         have = {*self.variables, *self.graph.consts, *self.graph.seeds}
         for stretch, following in itertools.pairwise(stretches):
             made = {v for e in stretch for v in e.outvars}
@@ -269,7 +269,7 @@ class Kept:
             wanted = filter(is_var, [*(v for v in early if v in self.host), *read])
             missing = [x for x in dict.fromkeys(wanted) if x not in have and x not in made]
             again, used = self.to_run_again(missing, have)
-            found.append(Step(missing, again, [v for v in dict.fromkeys(used) if v not in self.graph.consts], stretch))
+            found.append(BackwardStep(missing, again, [v for v in dict.fromkeys(used) if v not in self.graph.consts], stretch))
             have |= made.union(*(e.outvars for e in again))
         return found
 
