@@ -107,7 +107,7 @@ def prepared(task: Record, folder: Path) -> Record:
     elif kind in ("recompute", "smallest", "host", "offload"):
         if kind in ("host", "smallest"):
             made = recompute(fn, names=None).plan(params, batch)
-            point = made._search.on_host(float(amount)) if kind == "host" else made._search.points()[-1]
+            point = made._search.point(math.inf, host=float(amount)) if kind == "host" else made._search.points()[-1]
             options = _host_options() if kind == "host" else {}
             path.write_text(json.dumps(point.as_json()))
         else:
@@ -115,7 +115,7 @@ def prepared(task: Record, folder: Path) -> Record:
             made = recompute(fn, budget, offload=kind == "offload").plan(params, batch)
             made.save(path)
             point, options = made._point, made.compiler_options
-            found |= {"planned": made._search.compiled.get(point.kept)}
+            found |= {"planned": made._search.compiled.get(point)}
         regions = point.regions.values()
         found |= {"kept": point.bytes, "flops": point.flops, "on_host": sum(r.times * _bytes(r.kept.host) for r in regions)}
         fn = recompute(fn, plan=path)
@@ -145,7 +145,7 @@ def _budget(amount: str, whole: Callable[[], int]) -> int | str | None:
 
 
 def _host_options() -> Record:
-    from cavs._remat.fit import compiler_options
+    from cavs._memory.fit import compiler_options
 
     return compiler_options(None, host=True)
 
@@ -204,9 +204,17 @@ def measured(compiled: Any, params: Any, batch: Any, update: bool) -> Record:
 
 def bandwidth() -> Record:
     """Bytes in a second to the host and back."""
-    from cavs._remat.offload import host_bandwidth
+    import jax
+    import jax.numpy as jnp
 
-    return {"part": "bandwidth", "bytes_per_second": host_bandwidth()}
+    there, here = (jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=k) for k in ("pinned_host", "device"))
+    x = jnp.zeros(1 << 26, jnp.float32, device=here)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        x = jax.block_until_ready(jax.device_put(jax.block_until_ready(jax.device_put(x, there)), here))
+        seconds.append(time.perf_counter() - start)
+    return {"part": "bandwidth", "bytes_per_second": 2 * x.nbytes / min(seconds)}
 
 
 def process(task: Record, folder: Path) -> None:

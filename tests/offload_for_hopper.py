@@ -7,6 +7,7 @@ memory of both, and for each copy how many kernels are scheduled between its sta
 from tests.hopper_compiler import compiled  # isort: skip
 
 import json
+import math
 import re
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._remat.fit import compiler_options
+from cavs._memory.fit import compiler_options
 from cavs._remat.graph import with_derivative
 from cavs.kernels import H200, Target
 from cavs.memory import recompute
@@ -50,7 +51,7 @@ def copies(text: str) -> list[int]:
 
 def measured(fn: Any, share: float, *shapes: Any) -> dict[str, Any]:
     search = recompute(fn).plan(*shapes)._search
-    point = search.on_host(share) if share else search.cheap()
+    point = search.point(math.inf, host=share) if share else search.cheap()
     flat = with_derivative(search.closed, lambda diff: point.kept)
     grad = jax.grad(lambda ws, x: flat(*jax.tree.leaves((ws, x)))[0])
     program = compiled(grad, *shapes, options=compiler_options(None, host=bool(share)))

@@ -15,8 +15,8 @@ from bench import plans
 from cavs._jaxpr.equal_jaxprs import equal_jaxprs
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.minimum_cut import minimum_cut
-from cavs._remat.bytes import text_of
-from cavs._remat.fit import MOST_COMPILED
+from cavs._memory.bytes import text_of
+from cavs._memory.fit import MOST_COMPILED
 from cavs._remat.graph import with_derivative
 from cavs._remat.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute
@@ -67,7 +67,7 @@ def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch)
     params, batch = jax.eval_shape(partial(found.init, **sizes), jax.random.key(0))
     whole, floor = recompute(found.loss).verify(params, batch).compiled, recompute(found.loss, "min").plan(params, batch).peak
     measure, compiled = ParetoSearch.measure, set()
-    monkeypatch.setattr(ParetoSearch, "measure", lambda self, point: compiled.add(point.kept) or measure(self, point))
+    monkeypatch.setattr(ParetoSearch, "measure", lambda self, point: compiled.add(point) or measure(self, point))
     for budget in np.geomspace(whole, floor, 3)[1:]:
         compiled.clear()
         small = recompute(found.loss, budget := int(np.ceil(budget)))
@@ -188,7 +188,7 @@ def test_long_loops_run_in_chunks(length, reverse):
 
     w, x = jnp.eye(3) * 0.4 + 0.05, jnp.cos(jnp.arange(length * 6.0)).reshape(length, 2, 3)
     search = ParetoSearch(jax.make_jaxpr(f)(w, x), [0, 1])
-    point = search.point(lambda name, k, flops: 0.0 if name.endswith("c") else None, {"/0": 4})
+    point = search.point(0, chunks={"/0": 4})
     planned = with_derivative(search.closed, lambda diff: point.kept)
     want = jax.jit(jax.value_and_grad(f, (0, 1)))(w, x)
     assert_close(jax.jit(jax.value_and_grad(lambda *args: planned(*args)[0], (0, 1)))(w, x), want, 1e-12)
@@ -200,7 +200,13 @@ def test_what_is_compiled_is_the_derivative():
     for budget in (None, "min"):
         found = recompute(loss, budget).verify(params, batch)
         assert found.compiled == temp(jax.value_and_grad(recompute(loss, budget)), params, batch)
-        assert 0.4 < found.predicted / found.compiled < 2.5
+
+
+def test_the_smallest_plan_needs_no_more_than_the_plan_without_a_budget():
+    """Products that run again may need more memory than they save."""
+    loss, params, batch, _ = plans.mixer(4, 16)
+    least, free = (recompute(loss, budget).plan(params, batch).peak for budget in ("min", None))
+    assert least <= free
 
 
 def test_constants_are_not_kept():
@@ -236,8 +242,7 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
 
     ws, x = [jnp.asarray(rng.normal(size=(6, 6)) / 3) for _ in range(3)], jnp.asarray(rng.normal(size=(5, 6)))
     plan = recompute(f).plan(ws, x, argnums=(0, 1))
-    modelled, plain = plan._search.peaks, plan._search.plain()
-    assert plan.bytes <= plan.plain_bytes and modelled[plan._point.kept] <= modelled[plain.kept]
+    assert plan.bytes <= plan.plain_bytes and plan._point.peak <= plan._search.plain().peak
     want = jax.grad(f, (0, 1))(ws, x)
     for budget in (None, "min", plan.floor):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 from cavs._jaxpr.equations import run_equations
-from cavs._remat.fit import compiled_step
+from cavs._memory.fit import compiled_step
+from cavs._remat.forms import bits_of, compared_by_result, kept_bytes
 from cavs._remat.graph import with_derivative
-from cavs._remat.masks import bits_of, compared_by_result, kept_bytes
 from cavs._remat.pareto import ParetoSearch
 from cavs.memory import recompute
 

@@ -1,6 +1,6 @@
 """Programs: straight-line equations, written for one vertex, and what can be asked about them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -112,6 +112,13 @@ def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: set[Var]) -> tu
                     if x in available:
                         used.append(x)
     return keep[::-1], used
+
+
+def alive(eqns: Sequence[Eqn], outs: Sequence[Atom], available: Collection[Var] = ()) -> list[Eqn]:
+    """Returns the equations that compute `outs` from `available` values, and those with effects, in order."""
+    effects = [eqn for eqn in eqns if eqn.effects]
+    found = {id(e) for e in (*effects, *needed(eqns, [*outs, *(x for e in effects for x in e.invars)], {*available})[0])}
+    return [eqn for eqn in eqns if id(eqn) in found]
 
 
 def reads(eqns: Sequence[Eqn], outs: Iterable[Atom] = ()) -> set[Var]:

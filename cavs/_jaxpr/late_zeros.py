@@ -71,7 +71,8 @@ def _late_scan(eqn: Eqn, args: Sequence[Any], fills: dict[int, Eqn]) -> list[Any
     given = [_literal(e) for _, e in filled]
     given += [jnp.zeros((), v.aval.dtype) for v in stacked]
     ready = [x for k, x in enumerate(carry) if all(k != j for j, _ in filled)]
-    given, _ = barrier((given, [*ready, *xs]))
+    # XLA computes the last operand first. It is to be a cotangent, not what is computed again: JAX has cotangents in front.
+    given, _ = barrier((given, [*ready, *reversed(xs)]))
     for (k, e), x in zip(filled, given, strict=False):
         carry[k] = jnp.broadcast_to(x, e.outvars[0].aval.shape)
     types = [cast(Any, v.aval) for v in stacked]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavs._jaxpr.costs import bytes_of_var
-from cavs._jaxpr.equations import needed, run_equations, value_of
+from cavs._jaxpr.equations import alive, run_equations, value_of
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var, opened
@@ -28,7 +28,7 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
     outs = inlined(jaxpr, {}, eqns, ("call_with_rules", "custom_vmap_call"))
     own, others = outs[: len(totals)], outs[len(totals) :]
     terms = _terms(eqns, outs)[: len(totals)]
-    order = _needed(eqns, [x for of in terms for x in of] + others)
+    order = alive(eqns, [x for of in terms for x in of] + others)
 
     def plain(consts: Sequence[Any], args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
@@ -64,10 +64,3 @@ def _terms(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[list[Var]]:
         return [y for ys in of for y in ys] if of and all(of) else [x]
 
     return [terms(x) for x in outs]
-
-
-def _needed(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[Eqn]:
-    """Returns the equations that compute `outs`, and those with effects, in order."""
-    effects = [eqn for eqn in eqns if eqn.effects]
-    found = {id(e) for e in (*effects, *needed(eqns, [*outs, *(x for e in effects for x in e.invars)], set())[0])}
-    return [eqn for eqn in eqns if id(eqn) in found]

@@ -11,9 +11,9 @@ from cavs._engines.choose import EngineError
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
-from cavs._memory.batch_search import BatchGradient
-from cavs._memory.divided import values
-from cavs._memory.search import Choice
+from cavs._memory.divided import Choice
+from cavs._memory.fit import values
+from cavs._memory.search import BatchGradient
 from cavs.kernels import Target
 
 # A larger relative difference is none of rounding, nor so many steps of the coarsest dtype.

@@ -1,83 +1,293 @@
-"""What `plan` divides into parts: a batch of graphs (`divided_graphs`) or of arrays (`divided_arrays`)."""
+"""What `plan` divides into parts: a batch of arrays, along their axis of samples, or of graphs.
 
-import abc
+Each part of a batch of graphs is scheduled, in one shape for all.
+"""
+
+import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from cavs._feed.settings import Sample
+from cavs._graphs.counted import counted
+from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.search import Choice
+from cavs._memory.fit import values
+from cavs._memory.sub_batches import deal, summed_over_parts
+from cavs._schedule.batches import StackScheduler
+from cavs._schedule.level_segments import SegmentedSchedule, in_segments
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.scheduler import options_of
+from cavs._schedule.shape_choice import Options, covers, few_shapes
+from cavs.kernels import Target
 
 Loss: TypeAlias = Callable[[PyTree, PyTree], jax.Array]
-FEW = 16  # samples that are compared even if a part has fewer
+Collate: TypeAlias = Callable[[Sample], PyTree]
+Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its graphs, the graphs, and the schedule
+_SMALL = 4096  # vertices that take little memory
+_ROWS_PER_TASK = {"cpu": 16, "gpu": 256}  # a task takes as long as so many rows, whatever its size: an estimate
+# Segments take longer: the forward runs twice, and on a GPU on engine `scan` rather than a faster one (chains of 5,000 steps).
+_IN_SEGMENTS = {"cpu": 1.7, "gpu": 20}
+_SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
+_LEVELS_OF_SEGMENT = 4
+_FEW = 16  # samples that are compared even if a part has fewer
+_TIME_OF_PART = 0.01  # what one more part adds to the time of a step: an estimate
 
 
-class Divided(abc.ABC):
-    """A batch that a plan divides into parts of equal numbers of samples."""
+class Choice(NamedTuple):
+    """One way to compute a batch: the number of its parts, and of the segments of levels in which a part runs."""
 
-    noun: ClassVar[str]
-
-    @abc.abstractmethod
-    def __len__(self) -> int:
-        """Returns the number of samples."""
+    parts: int = 1
+    segments: int = 1
 
     @property
-    @abc.abstractmethod
+    def divisor(self) -> int:
+        """How often the batch is divided. Segments divide levels as parts divide graphs."""
+        return self.parts * self.segments
+
+    def __str__(self) -> str:
+        return counted(self.parts, "part") + (f" in {self.segments} segments of levels" if self.segments > 1 else "")
+
+
+class DividedArrays:
+    """A batch of arrays that have an axis of samples, or of `jax.ShapeDtypeStruct`s.
+
+    Args:
+        arrays: A pytree.
+        axis: The axis of samples: an integer, or a tree prefix of `arrays` of integers, and of `None` for what is shared.
+
+    Raises:
+        ValueError: The arrays have different numbers of samples, or none.
+        TypeError: `arrays` has other leaves than arrays.
+    """
+
+    noun = "sample"
+
+    def __init__(self, arrays: PyTree, axis: Any):
+        self._arrays, self._axis = arrays, axis
+        self._axes, self._count = _axes_of(arrays, axis)
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+        return self._count
+
+    @property
+    def whole(self) -> PyTree:
+        """The batch itself."""
+        return self._arrays
+
+    @property
     def text(self) -> str:
         """Says how large the batch is."""
+        return counted(len(self), "sample")
 
     @property
     def cause(self) -> str:
         """Says what else makes the smallest plan large."""
         return ""
 
-    @abc.abstractmethod
     def choices(self, parts: int | None, segments: int | None) -> list[Choice]:
-        """Returns how the batch can be computed, with a given number of parts or segments."""
+        """Returns how the batch can be computed, the fastest first, with a given number of parts or segments."""
+        if segments not in (None, 1):
+            raise ValueError(f"plan: segments: got {segments!r} for arrays, which have no levels; expected 1. Leave it out.")
+        return [Choice(n) for n in ([parts] if parts else numbers_of_parts(len(self)))]
 
-    @abc.abstractmethod
     def time(self, choice: Choice) -> float:
         """Returns the estimated time of a choice, in any unit."""
+        return 1 + _TIME_OF_PART * (choice.parts - 1)
 
-    @abc.abstractmethod
     def in_parts(self, loss: Loss, choice: Choice) -> Loss:
         """Returns the loss of the whole batch, as `arranged` returns it."""
+        axes, count = self._axes, choice.parts
 
-    @abc.abstractmethod
+        def summed(params: PyTree, batch: PyTree) -> jax.Array:
+            if count == 1:
+                return loss(params, batch)
+            leaves, tree = jax.tree.flatten(batch)
+            pairs = list(zip(leaves, axes, strict=True))
+            shared = [x for x, axis in pairs if axis is None]
+
+            def one(known: tuple[PyTree, list[jax.Array]], part: list[jax.Array]) -> jax.Array:
+                rest, own = iter(known[1]), iter(part)
+                return loss(known[0], tree.unflatten([next(rest) if axis is None else next(own) for axis in axes]))
+
+            stack = [_in_parts(x, axis, count) for x, axis in pairs if axis is not None]
+            return summed_over_parts("plan", one)((params, shared), [stack])
+
+        return summed
+
     def structs(self, choice: Choice) -> PyTree:
         """Returns the shapes and dtypes of the batch as `arranged` returns it."""
+        del choice
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._arrays)
 
-    @abc.abstractmethod
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
         """Returns some samples in one part and in two, as `arranged` does, and their number; as many as in two of `parts`."""
+        count = 2 * len(self) // parts
+        while 2 * count <= len(self) and count < _FEW:
+            count *= 2
+        leaves, tree = jax.tree.flatten(values(self._arrays))
+        pairs = zip(leaves, self._axes, strict=True)
+        some = tree.unflatten([x if axis is None else x[(*[slice(None)] * axis, slice(count))] for x, axis in pairs])
+        return some, some, count
 
-    @abc.abstractmethod
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
         """Returns another batch as `in_parts` gets it. The shapes are the same while it is no larger than earlier ones."""
+        _, count = _axes_of(batch, self._axis)
+        if count % choice.parts:
+            raise ValueError(
+                f"batch: got {counted(count, 'sample')}; expected a multiple of {choice.parts}, the parts of the plan."
+            )
+        return batch
+
+
+def _axes_of(arrays: PyTree, axis: Any) -> tuple[list[int | None], int]:
+    """Returns the axis of samples of each array, and their number."""
+    leaves = jax.tree.leaves(arrays, is_leaf=lambda x: isinstance(x, Graphs))
+    wrong = [x for x in leaves or [arrays] if not hasattr(x, "shape") or not hasattr(x, "dtype")]
+    if wrong:
+        got, write = f"a {type(wrong[0]).__name__}", "graphs[:64] of cavs.read(...), or (x, y)"
+        if isinstance(arrays, Graphs):
+            got = "no graphs"
+        elif isinstance(wrong[0], Graphs):
+            got = "graphs among other things"
+            write = "plan(loss, params, graphs, collate=lambda sample: (sample.sched, x[sample.numbers]))"
+        raise TypeError(
+            f"plan: batch: got {got}; expected cavs.Graphs, or a pytree of arrays with an axis of samples. Write {write}."
+        )
+    try:
+        tree = jax.tree.broadcast(axis, arrays, is_leaf=lambda x: x is None)
+    except ValueError as error:
+        raise ValueError(f"plan: axis: got {axis!r}; expected an int, None, or such a prefix of the batch.") from error
+    found = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
+    pairs = [(x, a) for x, a in zip(jax.tree.leaves(arrays), found, strict=True) if a is not None]
+    if any(not isinstance(a, int) or not -len(x.shape) <= a < len(x.shape) for x, a in pairs):
+        raise ValueError(
+            f"plan: axis: got {axis!r} for arrays of shapes {[x.shape for x, _ in pairs]}; expected the axis of samples of "
+            "each array. Write None for an array that all samples share."
+        )
+    counts = {x.shape[a] for x, a in pairs}
+    if len(counts) != 1 or counts == {0}:
+        raise ValueError(
+            f"plan: batch: got arrays of {sorted(counts) or 'no'} samples along axis {axis!r}; expected one number of samples. "
+            "Write axis=..., with None for an array that all samples share."
+        )
+    axes = iter([a % len(x.shape) for x, a in pairs])
+    return [None if a is None else next(axes) for a in found], counts.pop()
+
+
+def _in_parts(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Returns an array with a leading axis of parts."""
+    shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+@dataclasses.dataclass(eq=False)
+class DividedGraphs:
+    """A batch of graphs; `collate` as in `cavs.memory.plan`. Methods are those of `DividedArrays`."""
+
+    graphs: Graphs
+    collate: Collate
+    _firsts: dict[Choice, Part] = dataclasses.field(default_factory=dict)
+    noun: ClassVar[str] = "graph"
+
+    def __len__(self) -> int:
+        return len(self.graphs)
 
     @property
-    @abc.abstractmethod
-    def whole(self) -> Any:
-        """The batch itself."""
+    def whole(self) -> Graphs:
+        return self.graphs
+
+    @property
+    def text(self) -> str:
+        return f"{counted(len(self), 'graph')}, {counted(self.graphs.num_vertices, 'vertex')}"
+
+    @property
+    def cause(self) -> str:
+        return f"; the largest graph has {counted(int(np.diff(self.graphs.vertex_offsets).max()), 'vertex')}"
+
+    def choices(self, parts: int | None, segments: int | None) -> list[Choice]:
+        """See `DividedArrays`. Deep graphs may run in segments if the budget does not suffice for one graph at a time."""
+        counts = [parts] if parts else numbers_of_parts(len(self))
+        if segments is not None:
+            return [Choice(n, segments) for n in counts]
+        vertices, levels = int(np.diff(self.graphs.vertex_offsets).max()), int(self.graphs.height.max())
+        useful = [n for n in _SEGMENTS if _SMALLEST_SEGMENT * n <= vertices and _LEVELS_OF_SEGMENT * n <= levels]
+        return [*map(Choice, counts), *(Choice(counts[-1], n) for n in useful)]
+
+    def time(self, choice: Choice) -> float:
+        device = "cpu" if Target.here().is_cpu else "gpu"
+        levels = np.maximum.reduceat(self.graphs.height, self.graphs.vertex_offsets[:-1]) + 1
+        tasks = int(levels[_dealt(self.graphs, choice.parts)].max(1).sum()) + choice.divisor
+        rows = self.graphs.num_vertices + tasks * _ROWS_PER_TASK[device]
+        return rows * (_IN_SEGMENTS[device] if choice.segments > 1 else 1)
+
+    def in_parts(self, loss: Loss, choice: Choice) -> Loss:
+        total = summed_over_parts("plan", loss)
+
+        def summed(params: PyTree, batch: PyTree) -> jax.Array:
+            if choice.parts == 1:
+                return loss(params, jax.tree.map(lambda x: x.reshape(x.shape[1:]), batch))
+            return total(params, [batch])
+
+        return summed
+
+    def structs(self, choice: Choice) -> PyTree:
+        one = _stacked([self._first(choice)], self.collate)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((choice.parts, *x.shape[1:]), x.dtype), one)
+
+    def _first(self, choice: Choice) -> Part:
+        if choice not in self._firsts:
+            parts = list(_dealt(self.graphs, choice.parts))
+            self._firsts[choice] = next(_scheduled(self.graphs, parts, choice.segments))
+        return self._firsts[choice]
+
+    def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
+        each, sizes = _dealt(self.graphs, parts), np.diff(self.graphs.vertex_offsets)
+        count = 2
+        while 2 * count <= parts and each[:count].size < _FEW and sizes[each[: 2 * count]].sum() <= _SMALL:
+            count *= 2
+        halves = [each[: count // 2].ravel(), each[count // 2 : count].ravel()]
+        one, two = (_stacked(_scheduled(self.graphs, of), self.collate) for of in ([np.concatenate(halves)], halves))
+        return one, two, each[:count].size
+
+    def arranged(self, batch: Any, choice: Choice) -> PyTree:
+        parts = list(_scheduled(batch, list(_dealt(batch, choice.parts)), choice.segments, self._first(choice)[2]))
+        self._firsts[choice] = parts[0]
+        return _stacked(parts, self.collate)
 
 
-def values(tree: PyTree) -> PyTree:
-    """Returns the arrays of a tree; where shapes alone are known, random numbers."""
-    leaves, treedef = jax.tree.flatten(tree)
-    keys = jax.random.split(jax.random.key(0), max(1, len(leaves)))
-    pairs = zip(leaves, keys, strict=False)
-    return treedef.unflatten([_drawn(x, key) if isinstance(x, jax.ShapeDtypeStruct) else x for x, key in pairs])
+def _dealt(graphs: Graphs, parts: int) -> np.ndarray:
+    """Returns the graphs of each part, (parts, graphs)."""
+    return deal(graphs, parts) if parts > 1 else np.arange(len(graphs))[None]
 
 
-def _drawn(x: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.split(key, x.shape)
-    return (0.1 * jax.random.normal(key, x.shape)).astype(x.dtype)
+def _scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like: Schedule | None = None) -> Iterator[Part]:
+    """Schedules parts of a batch, whose graphs are given, in one shape: that of `like` if they fit into it."""
+    fields = tuple(name for name in ("input_id", "label") if getattr(graphs, name) is not None)
+    options = options_of("plan", graphs, Options(fields=fields))
+    ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
+    shape = like.shape if like is not None and covers(like.shape, needed) else needed
+    each = [graphs[part] for part in parts]
+    scheds = [Schedule(data, shape) for data in StackScheduler(graphs, options).stack(parts, shape)]
+    if segments > 1:
+        known = like.segment_shape if isinstance(like, SegmentedSchedule) else None
+        scheds = in_segments(list(zip(each, scheds, strict=True)), options, segments, known)
+    return zip(parts, each, scheds, strict=True)
 
 
-def bytes_of_arrays(tree: PyTree) -> int:
-    """Returns the bytes of all arrays of a tree."""
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def _stacked(parts: Iterable[Part], collate: Collate) -> PyTree:
+    """Returns the batches of all parts, whose arrays gain a leading axis of parts."""
+    batches = [collate(Sample(part, np.ones(len(part), bool), graphs, sched)) for part, graphs, sched in parts]
+    return jax.tree.map(lambda *xs: np.stack(xs), *batches)
+
+
+def numbers_of_parts(count: int) -> list[int]:
+    """Returns the numbers of parts to try for so many graphs: the divisors nearest the powers of two."""
+    divisors = [n for n in range(1, count + 1) if count % n == 0]
+    return sorted({min(divisors, key=lambda n, p=p: abs(math.log2(n) - p)) for p in range(count.bit_length() + 1)})

@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.equations import alive, bind, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Jaxpr, PyTreeDef, Var, bodies_in, is_var, opened
+from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
 from cavs._jaxpr.source_lines import line_of
@@ -35,38 +34,29 @@ MSG_INSIDE = (
 
 @dataclass(eq=False)
 class PartedLoss:
-    """A loss as equations, cut at its totals.
+    """A loss as equations, cut at its totals. All methods take and return flat arrays.
 
     Attributes:
-        params: the variables of the parameters, flat.
+        params: the variables of the parameters.
         batch: those of one part of the batch.
-        eqns: the equations, in an order in which they can run.
-        of_whole: the values that follow from totals: those after the cut.
-        outs: the loss, and the other results, flat.
-        consts: the constants of the equations.
-        tree: the structure of the results.
-        terms: for each total, what one part adds to it.
-        totals: the variables of the totals.
+        before_cut: the equations that do not depend on totals.
+        after_cut: the others, and those without effects that follow from the parameters alone.
+        outs: the loss, and the other results.
+        is_whole: for each result, whether it follows from totals; the others are summed over the parts.
+        totals: the variables of the totals, and for each what one part adds to it.
         parts: the number of parts.
     """
 
     params: list[Var]
     batch: list[Var]
-    eqns: list[Eqn]
-    of_whole: set[Var]
+    before_cut: list[Eqn]
+    after_cut: list[Eqn]
     outs: list[Atom]
-    consts: Env
-    tree: PyTreeDef
-    terms: list[Atom]
-    totals: list[Var]
+    is_whole: list[bool]
+    totals: dict[Var, Atom]
     parts: int
 
-    @property
-    def is_whole(self) -> list[bool]:
-        """For each result, whether it follows from totals; the others are summed over the parts."""
-        return [is_var(x) and x in self.of_whole for x in self.outs]
-
-    def before(self, params: PyTree, batch: PyTree, which: Sequence[int] | None = None) -> tuple[Arrays, Arrays]:
+    def before(self, params: Arrays, batch: Arrays, which: Sequence[int] | None = None) -> tuple[Arrays, Arrays]:
         """Returns what is summed over the parts: the results that do not follow from totals, and the terms of totals.
 
         Args:
@@ -74,23 +64,26 @@ class PartedLoss:
             batch: one part of the batch.
             which: the totals whose terms alone are computed. `None`: everything.
         """
-        terms = [x for i, x in enumerate(self.terms) if which is None or i in which]
-        outs = [x for x, is_whole in zip(self.outs, self.is_whole, strict=True) if not is_whole and which is None]
-        effects = [e for e in self.eqns if e.effects and not self._follows(e)]
-        if which is not None and not any(e.effects for e in needed(self.eqns, terms, set())[0]):
-            effects = []
-        found = self._run(self._given(params) | _named(self.batch, batch), [*outs, *terms], effects)
+        terms, outs = list(self.totals.values()), list[Atom]()
+        if which is None:
+            outs = [x for x, is_whole in zip(self.outs, self.is_whole, strict=True) if not is_whole]
+        else:
+            terms = [terms[i] for i in which]
+        eqns = needed(self.before_cut, terms, set())[0]
+        if which is None or any(e.effects for e in eqns):
+            eqns = alive(self.before_cut, [*outs, *terms])
+        found = self._run(eqns, [*self.params, *self.batch], [*params, *batch], [*outs, *terms])
         return found[: len(outs)], found[len(outs) :]
 
-    def after(self, params: PyTree, sums: Arrays, totals: Arrays) -> Any:
+    def after(self, params: Arrays, sums: Arrays, totals: Arrays) -> Arrays:
         """Returns the results for the whole batch, from the sums over all parts."""
         outs = [x for x, is_whole in zip(self.outs, self.is_whole, strict=True) if is_whole]
-        effects = [e for e in self.eqns if e.effects and self._follows(e)]
-        found = iter(self._run(self._given(params) | _named(self.totals, totals), outs, effects))
+        eqns = alive(self.after_cut, outs, {*self.totals})
+        found = iter(self._run(eqns, [*self.params, *self.totals], [*params, *totals], outs))
         summed = iter(sums)
-        return self.tree.unflatten([next(found) if is_whole else next(summed) for is_whole in self.is_whole])
+        return [next(found) if is_whole else next(summed) for is_whole in self.is_whole]
 
-    def weights(self, params: PyTree, sums_of: Callable[[Sequence[int]], Arrays]) -> dict[int, jax.Array]:
+    def weights(self, params: Arrays, sums_of: Callable[[Sequence[int]], Arrays]) -> dict[int, jax.Array]:
         """Returns the derivatives of the loss by the totals that are floats; none if it does not follow from totals.
 
         Args:
@@ -99,25 +92,23 @@ class PartedLoss:
         """
         if not self.is_whole[0]:
             return {}
-        floats = [i for i, v in enumerate(self.totals) if is_float(v)]
+        totals, shapes = list(self.totals), [v.aval for v in self.totals]
+        floats = [i for i, v in enumerate(totals) if is_float(v)]
 
-        def derivatives(totals: Arrays) -> Arrays:
+        def derivatives(given: Arrays) -> Arrays:
             def loss(some: Arrays) -> jax.Array:
-                env = _named(self.totals, totals) | dict(zip([self.totals[i] for i in floats], some, strict=True))
-                return self._run(self._given(params) | env, self.outs[:1])[0]
+                values = dict(enumerate(given)) | dict(zip(floats, some, strict=True))
+                return self._run(self._of_loss, [*self.params, *totals], [*params, *values.values()], self.outs[:1])[0]
 
-            return jax.grad(loss)([totals[i] for i in floats])
+            return jax.grad(loss)([given[i] for i in floats])
 
-        shapes = [v.aval for v in self.totals]
         traced: Any = jax.make_jaxpr(derivatives)(shapes)
-        jaxpr, _ = opened(traced)
         eqns: list[Eqn] = []
-        outs = inlined(jaxpr, {}, eqns, _CALLS)
+        outs = inlined(opened(traced)[0], {}, eqns, _CALLS)
         read = reads(needed(eqns, outs, set())[0], outs)
-        which = [i for i, v in enumerate(jaxpr.invars) if v in read]
+        which = [i for i, v in enumerate(opened(traced)[0].invars) if v in read]
         known = dict(zip(which, sums_of(which) if which else [], strict=True))
-        found = derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)])
-        return dict(zip(floats, found, strict=True))
+        return dict(zip(floats, derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)]), strict=True))
 
     def weighed(self, sums: Arrays, terms: Arrays, weights: dict[int, jax.Array]) -> jax.Array:
         """Returns the function of one part whose gradients add up to that of the loss."""
@@ -127,55 +118,45 @@ class PartedLoss:
 
     def reads_params(self) -> bool:
         """Returns whether the loss depends on parameters other than through totals."""
-        read = reads(needed(self.eqns, self.outs[:1], {*self.totals})[0], self.outs[:1])
-        return self.is_whole[0] and not read.isdisjoint(self.params)
+        return self.is_whole[0] and not reads(self._of_loss, self.outs[:1]).isdisjoint(self.params)
 
-    def _follows(self, eqn: Eqn) -> bool:
-        """Returns whether an equation reads totals, or what follows from them."""
-        return any(is_var(x) and x in self.of_whole for x in eqn.invars)
+    @property
+    def _of_loss(self) -> list[Eqn]:
+        """The equations from totals to the loss."""
+        return needed(self.after_cut, self.outs[:1], {*self.totals})[0]
 
-    def _given(self, params: PyTree) -> Env:
-        return self.consts | _named(self.params, params)
-
-    def _run(self, env: Env, outs: Sequence[Atom], effects: Sequence[Eqn] = ()) -> Arrays:
-        """Computes values, and runs equations with effects."""
-        have, also = {*env}, set(map(id, effects))
-        also.update(map(id, needed(self.eqns, [*outs, *(x for e in effects for x in e.invars)], have)[0]))
-        for eqn in (e for e in self.eqns if id(e) in also):
-            if _is_total(eqn):  # of what is the same in all parts, such as a number of elements
-                env[eqn.outvars[0]] = value_of(eqn.invars[0], env) * self.parts
-            else:
-                run_equations([eqn], env)
+    def _run(self, eqns: Sequence[Eqn], names: Sequence[Var], values: Arrays, outs: Sequence[Atom]) -> Arrays:
+        env = dict(zip(names, values, strict=True))
+        # Other totals are of what is the same in all parts, such as a number of elements.
+        run_equations(eqns, env, lambda e, of: [of[0] * self.parts] if _is_total(e) else bind(e, of))
         return [value_of(x, env) for x in outs]
 
 
-def parted(function: str, loss: Callable[..., Any], params: PyTree, batch: PyTree, parts: int) -> PartedLoss:
-    """Traces the loss of one part of a batch.
+def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
+    """Cuts the loss of one part of a batch.
 
     Args:
         function: named by errors.
-        loss: from the parameters and a part to a pytree of results, whose first leaf is the loss.
-        params: the parameters.
-        batch: the shapes and dtypes of a part.
+        jaxpr: the loss, without constants. Its first result is a scalar.
+        count: how many of its inputs are parameters; the others are a part of the batch.
         parts: the number of parts.
 
     Raises:
         TypeError: the loss uses totals where parts cannot be added up.
     """
-    closed: Any
-    closed, shapes = jax.make_jaxpr(loss, return_shape=True)(params, batch)
-    jaxpr, consts = opened(closed)
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns, _CALLS, lambda eqn: any(map(_totals_in, bodies_in(eqn))))
-    count = len(jax.tree.leaves(params))
     of_part, of_whole = set(jaxpr.invars[count:]), set[Var]()
     totals: dict[Var, Atom] = {}
+    before, after = list[Eqn](), list[Eqn]()
     for eqn in eqns:
         if inside := [total for body in bodies_in(eqn) for total in _totals_in(body)]:
             raise TypeError(MSG_INSIDE.format(function=function, name=eqn.primitive.name, where=line_of(inside[0])))
         read = {x for x in eqn.invars if is_var(x)}
         if read & of_whole and (_is_total(eqn) or eqn.effects and read & of_part):
             raise TypeError(MSG_MIXED.format(function=function))
+        after += [eqn] if read & of_whole or not eqn.effects else []
+        before += [] if read & of_whole else [eqn]
         made = {*eqn.outvars, *(read if eqn.effects else ())}  # it may write to references
         of_whole |= made if read & of_whole or _is_total(eqn) and read & of_part else set()
         if not _is_total(eqn):
@@ -184,14 +165,8 @@ def parted(function: str, loss: Callable[..., Any], params: PyTree, batch: PyTre
             totals[eqn.outvars[0]] = eqn.invars[0]
     if any(x in of_part and x in of_whole for x in outs if is_var(x)):
         raise TypeError(MSG_MIXED.format(function=function))
-    return PartedLoss(
-        jaxpr.invars[:count], jaxpr.invars[count:], eqns, of_whole, outs, dict(zip(jaxpr.constvars, consts, strict=True)),
-        jax.tree.structure(shapes), list(totals.values()), list(totals), parts,
-    )  # fmt: skip
-
-
-def _named(names: Sequence[Var], values: PyTree) -> Env:
-    return dict(zip(names, jax.tree.leaves(values), strict=True))
+    is_whole = [is_var(x) and x in of_whole for x in outs]
+    return PartedLoss(jaxpr.invars[:count], jaxpr.invars[count:], before, after, outs, is_whole, totals, parts)
 
 
 def _is_total(eqn: Eqn) -> bool:

@@ -1,4 +1,4 @@
-"""`plan`: chooses how a batch is computed within a memory budget; `load` reads such a plan."""
+"""How a batch is computed within a memory budget: in parts (moDNN), and deep graphs in segments of levels."""
 
 import json
 import os
@@ -12,15 +12,11 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
-from cavs._memory.batch_plan import BatchPlan
-from cavs._memory.batch_search import BatchGradient
+from cavs._memory.bytes import BudgetError, bytes_of, bytes_of_arrays, memory_of_gpu, text_of
 from cavs._memory.compare_parts import check_parts
-from cavs._memory.divided import Divided, bytes_of_arrays
-from cavs._memory.divided_arrays import DividedArrays
-from cavs._memory.divided_graphs import Collate, DividedGraphs
-from cavs._memory.search import Choice, numbers_of_parts
-from cavs._remat.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
-from cavs._remat.fit import compiler_options
+from cavs._memory.divided import Choice, Collate, DividedArrays, DividedGraphs, numbers_of_parts
+from cavs._memory.fit import Verified, compiler_options
+from cavs._memory.search import BatchGradient
 
 
 def plan(
@@ -68,7 +64,7 @@ def plan(
             all samples share.
         parts: the number of parts, if you choose it yourself. It divides the number of graphs or samples.
         segments: the number of segments of levels, as in [`cavs.schedule`][], if you choose it yourself. Otherwise large graphs
-            of many levels run in segments if the budget requires it, on engine `scan`, or `native` on a CPU.
+            of many levels run in segments if one at a time does not fit, on engine `scan`, or `native` on a CPU.
         names: how the backward gets values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
             `{"gates": "recompute"}` never keeps them, `"keep"` always does. If a product computes a value that is not kept, it
             runs again. Calls of [`cavs.run`][] that `loss` itself differentiates, or has inside a `jax.shard_map`, do not
@@ -149,12 +145,13 @@ def load(
         raise ValueError(
             f"load: batch: got {counted(len(data), data.noun)}; expected {count}, as in the plan. Write batch[:{count}]."
         )
-    ways, known = names_of(names, "load", ("keep", "recompute")), data.choices(None, None)
-    gradient = BatchGradient(loss, params, data, ways, [choice, *known], compiler_options(budget, bytes_of_arrays(params)))
+    ways = names_of(names, "load", ("keep", "recompute"))
+    choices = sorted({choice, *data.choices(None, None)}, key=lambda choice: choice.divisor)
+    gradient = BatchGradient(loss, params, data, ways, choices, compiler_options(budget, bytes_of_arrays(params)))
     return BatchPlan(gradient, choice, budget)
 
 
-def divided(batch: Any, collate: Collate, axis: Any) -> Divided:
+def divided(batch: Any, collate: Collate, axis: Any) -> DividedArrays | DividedGraphs:
     """Returns a batch as what is divided into parts."""
     return DividedGraphs(batch, collate) if isinstance(batch, Graphs) and len(batch) else DividedArrays(batch, axis)
 
@@ -172,3 +169,99 @@ def chosen(batch: BatchGradient, budget: int | str | None, argument: str = "plan
         f"{argument}: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters "
         f"take {own}, and so do their gradients{batch.data.cause}. Write {argument.split()[-1]}={needed}, or a smaller model."
     )
+
+
+class BatchPlan:
+    """How a batch is computed within a memory budget. Created by [`cavs.memory.plan`][]; prints as a table.
+
+    Attributes:
+        parts: the number of parts of a batch.
+        segments: the number of segments of levels in which a part runs.
+        time: the time relative to the fastest plan: a rough estimate.
+        engines: the names of the engines that run.
+        compiler_options: options for `jax.jit` with which the step was compiled. On a GPU, products within a budget of less
+            than 512 MiB do not use cuBLAS, whose workspace takes 32 MiB. Steps take up to 9 % more time.
+    """
+
+    def __init__(self, batch: BatchGradient, choice: Choice, budget: int | str | None):
+        self._batch, self._choice, self._budget = batch, choice, budget
+        self.parts, self.segments = choice
+        self.time = self._slowdown(choice)
+        self.loss = batch.loss_of(choice)
+        """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
+        self.compiler_options, self.engines = batch.options, batch.engines(choice)
+
+    @property
+    def peak(self) -> int:
+        """The bytes of temporary memory that XLA allocates for the step. Compiles it, if there was no budget."""
+        found = self._batch.measure(self._choice)
+        assert found is not None, "its engines run it"
+        return found
+
+    def batch(self, batch: Any) -> PyTree:
+        """Returns the argument of `loss` for a batch: schedules graphs in parts. Arrays stay as they are.
+
+        Args:
+            batch: graphs, or arrays like those of the plan; `parts` divides their number. If graphs are not larger than those
+                of the plan and of later batches, nothing is compiled again.
+
+        Returns:
+            For graphs, a pytree of NumPy arrays with a leading axis of parts.
+
+        Raises:
+            ValueError: `parts` does not divide the number of graphs or samples.
+        """
+        return self._batch.data.arranged(batch, self._choice)
+
+    def verify(self, run: bool = False) -> Verified:
+        """Returns the memory of the loss and its gradient for the batch of the plan, compiled with `compiler_options`.
+
+        Args:
+            run: whether to run the step as well, and to read its peak from the GPU's allocator.
+        """
+        most = None
+        if run:
+            compiled, _ = self._batch.compiled(self._choice)
+            jax.block_until_ready(compiled(self._batch.params, self.batch(self._batch.data.whole)))
+            most = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        compiled = self.peak
+        return Verified(self._batch.estimate(self._choice), compiled, most)
+
+    def frontier(self) -> list[tuple[int, float, Choice]]:
+        """Returns (bytes, relative time, choice) of the plans down to the smallest, the fastest first. Compiles some of them.
+
+        The bytes of the others are on a line over 1 / parts through those that were compiled. Times are estimated.
+        """
+        batch, last = self._batch, self._batch.smallest()
+        each = [choice for choice in batch.choices if choice.divisor <= last.divisor]
+        return [(batch.sizes.get(choice) or batch.estimate(choice), self._slowdown(choice), choice) for choice in each]
+
+    def _slowdown(self, choice: Choice) -> float:
+        data = self._batch.data
+        return data.time(choice) / data.time(self._batch.choices[0])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
+        found: dict[str, Any] = self._choice._asdict() | {"names": dict(self._batch.names)}
+        found |= {"samples": len(self._batch.data), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
+        with open(path, "w") as file:
+            json.dump(found, file, indent=1)
+
+    def __str__(self) -> str:
+        data, budget = self._batch.data, self._budget
+        limit = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
+        head = (
+            f"{data.text}, {self._choice}, engine {' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary "
+            f"memory, compiled ({limit}), {self.time:.2f} times the time of the fastest plan, modelled"
+        )
+        known = sorted(self._batch.sizes, key=data.time)
+        rows = [(str(choice), text_of(self._batch.sizes[choice]), f"{self._slowdown(choice):.2f}") for choice in known]
+        return "\n".join([head, "compiled:", *columns([("plan", "bytes", "time, modelled"), *rows])])
+
+    __repr__ = __str__
+
+
+def columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Returns the lines of a table."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  " + "  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)).rstrip() for row in rows]

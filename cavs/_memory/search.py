@@ -1,24 +1,25 @@
 """The fewest parts of a batch that fit a memory budget, found by compiling a few numbers of parts."""
 
-import math
+import contextlib
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
 
-from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
-from cavs._remat.bytes import BudgetError
-from cavs._remat.fit import MOST_COMPILED
-from cavs.kernels import Target
+from cavs._engines.choose import EngineError
+from cavs._function.keep_options import MemoryOptions
+from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.names import Names, check_known
+from cavs._jaxpr.tunable import TunableRules, tuned
+from cavs._memory.bytes import BudgetError
+from cavs._memory.divided import Choice, DividedArrays, DividedGraphs, Loss
+from cavs._memory.fit import MOST_COMPILED, compiled_step
 
 _WORTH_TRYING = 1.1  # fewer parts than those that fit are compiled if they are estimated to need this share of the budget
-_ROWS_PER_TASK = {"cpu": 16, "gpu": 256}  # a task takes as long as so many rows, whatever its size: an estimate
-# Segments take longer: the forward runs twice, and on a GPU on engine `scan` rather than a faster one (chains of 5,000 steps).
-_IN_SEGMENTS = {"cpu": 1.7, "gpu": 20}
-_SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
-_LEVELS_OF_SEGMENT = 4
 
 
 def fewest_parts(measure: Callable[[int], int], batch: int, budget: int | str) -> tuple[int, int]:
@@ -104,35 +105,84 @@ def estimate(known: dict[int, int], n: int) -> float:
     return max(0.0, known[b] + slope * (1 / n - 1 / b))
 
 
-class Choice(NamedTuple):
-    """One way to compute a batch: the number of its parts, and of the segments of levels in which a part runs."""
+@dataclasses.dataclass(eq=False)
+class BatchGradient:
+    """The gradient of a loss over one batch, or a training step, and the choices of how to compute it.
 
-    parts: int = 1
-    segments: int = 1
+    Attributes:
+        loss, params, names: as in `cavs.memory.plan`; with another `program`, `params` is its first argument.
+        data: the batch.
+        choices: from the fastest on; each divides the batch more than the one before.
+        options: of the compiler.
+        program: from the loss in parts to a function of `(params, batch)`.
+        jit: returns a function with the method `lower`.
+        sizes: the bytes of temporary memory of the choices that were compiled.
+        traced: the engines that run, of the choices that were traced.
+    """
 
-    @property
-    def divisor(self) -> int:
-        """How often the batch is divided. Segments divide levels as parts divide graphs."""
-        return self.parts * self.segments
+    loss: Loss
+    params: PyTree
+    data: DividedArrays | DividedGraphs
+    names: Names
+    choices: list[Choice]
+    options: dict[str, Any]
+    program: Callable[[Loss], Callable[[PyTree, PyTree], Any]] = jax.value_and_grad
+    jit: Callable[[Callable[..., Any]], Any] = jax.jit
+    sizes: dict[Choice, int] = dataclasses.field(default_factory=dict)
+    traced: dict[Choice, set[str]] = dataclasses.field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return counted(self.parts, "part") + (f" in {self.segments} segments of levels" if self.segments > 1 else "")
+    def fastest(self, budget: int) -> Choice | None:
+        """Returns the fastest choice that fits a budget, as far as it is compiled; `None` if nothing fits."""
+        by = {choice.divisor: choice for choice in self.choices}
+        found, _ = fewest(lambda n: self.measure(by[n]), by, budget)
+        return by.get(found or 0)
 
-    def time(self, rows: int, levels: int) -> float:
-        """Estimates the time of a batch, in rows. `levels`: of all parts."""
-        device = "cpu" if Target.here().is_cpu else "gpu"
-        return (_IN_SEGMENTS[device] if self.segments > 1 else 1) * (rows + (levels + self.divisor) * _ROWS_PER_TASK[device])
+    def smallest(self) -> Choice:
+        """Returns the smallest of three choices: the one that divides the batch the most, the one before, and the fastest."""
+        runs = (choice for choice in reversed(self.choices) if self.measure(choice) is not None)
+        return min([*itertools.islice(runs, 2), self.choices[0]], key=lambda choice: self.measure(choice) or np.inf)
 
+    def estimate(self, choice: Choice) -> int:
+        """Returns the bytes of a choice that other choices suggest."""
+        known = {other.divisor: size for other, size in self.sizes.items() if other != choice}
+        return round(estimate(known, choice.divisor)) or self.sizes[choice]
 
-def choices_for(graphs: Graphs, parts: int | None = None, segments: int | None = None) -> list[Choice]:
-    """Returns the choices for a batch, with a given number of parts or of segments. Large, deep graphs may run in segments."""
-    vertices, levels = int(np.diff(graphs.vertex_offsets).max(initial=0)), int(graphs.height.max(initial=0))
-    useful = [n for n in _SEGMENTS if _SMALLEST_SEGMENT * n <= vertices and _LEVELS_OF_SEGMENT * n <= levels]
-    each = [1, *useful] if segments is None else [segments]
-    return [Choice(n, m) for n in ([parts] if parts else numbers_of_parts(len(graphs))) for m in each]
+    def measure(self, choice: Choice) -> int | None:
+        """Returns the bytes of temporary memory as compiled; `None` if the engine that the loss asks for cannot run it."""
+        if choice not in self.sizes:
+            try:
+                self.sizes[choice] = self.compiled(choice)[1]
+            except EngineError:
+                return None
+        return self.sizes[choice]
 
+    def compiled(self, choice: Choice) -> tuple[Any, int]:
+        """Compiles the program. Returns it, and the bytes of its temporary memory."""
+        return compiled_step(self.compiles(choice), (self.params, self.data.structs(choice)), self.options)
 
-def numbers_of_parts(count: int) -> list[int]:
-    """Returns the numbers of parts to try for so many graphs: the divisors nearest the powers of two."""
-    divisors = [n for n in range(1, count + 1) if count % n == 0]
-    return sorted({min(divisors, key=lambda n, p=p: abs(math.log2(n) - p)) for p in range(count.bit_length() + 1)})
+    @memoized
+    def compiles(self, choice: Choice) -> Any:
+        """Returns what `jit` returns for a choice."""
+        return self.jit(self.program(self.loss_of(choice)))
+
+    def runs(self, choice: Choice) -> bool:
+        """Returns whether the engine that the loss asks for can run a choice."""
+        with contextlib.suppress(EngineError):
+            return self.engines(choice) is not None
+        return False
+
+    def engines(self, choice: Choice) -> list[str]:
+        """Returns the names of the engines that run. Raises an `EngineError` if the one that the loss asks for cannot."""
+        if choice not in self.traced:
+            jax.eval_shape(self.program(self.loss_of(choice)), self.params, self.data.structs(choice))
+        return sorted(self.traced[choice])
+
+    def loss_of(self, choice: Choice) -> Loss:
+        """Returns the loss of all parts of a batch, whose derivative keeps what `names` say."""
+        loss = tuned(self.loss, MemoryOptions(False, self.names, choice.parts > 1), lambda calls: self._note(choice, calls))
+        return self.data.in_parts(loss, choice)
+
+    def _note(self, choice: Choice, calls: list[TunableRules]) -> None:
+        """Checks the names of values, and notes the engines that run."""
+        check_known(self.names, {name for call in calls for name in call.names}, "plan")
+        self.traced[choice] = {call.engine for call in calls if call.engine}

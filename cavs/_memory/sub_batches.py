@@ -16,7 +16,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
-from cavs._jaxpr.jaxprs import ClosedJaxpr, PyTreeDef, without_constants
+from cavs._jaxpr.jaxprs import ClosedJaxpr, opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.running_sums import run_and_add
 from cavs._memory.parted_loss import PartedLoss, parted
@@ -133,44 +133,30 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
         # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
         closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(found))
         without, consts = without_constants(cast(ClosedJaxpr, closed))
-        run, tree = jex.jaxpr_as_fun(without), jax.tree.structure(shapes)
-
-        def of_all(all_params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
-            return tree.unflatten(run(*jax.tree.leaves((all_params, batch))))
-
-        out, aux = _differentiable(function, of_all)((consts, params), found)
+        flat, batches = [*consts, *jax.tree.leaves(params)], list(map(jax.tree.leaves, found))
+        of_part = parted(function, opened(without)[0], len(flat), sum(len(leaves[0]) for leaves in batches))
+        outs = _differentiable(function, of_part)(flat, batches)
+        out, aux = jax.tree.unflatten(jax.tree.structure(shapes), outs)
         return (out, aux) if has_aux else out
 
     return checked
 
 
-def _differentiable(
-    function: str, one: Callable[[PyTree, PyTree], tuple[jax.Array, PyTree]]
-) -> Callable[..., tuple[jax.Array, PyTree]]:
-    """Returns the loss over all batches, as a function of parameters and stacks, with its derivative.
+def _differentiable(function: str, of_part: PartedLoss) -> Callable[[Arrays, list[Arrays]], Arrays]:
+    """Returns the results for all parts, as a function of parameters and stacks, with its derivative.
 
-    Args:
-        function: the name in errors.
-        one: `one(params, batch)`, the loss and other results of one batch; closes over no arrays.
+    `function`: the name in errors. `of_part`: the loss of one part; it closes over no arrays.
     """
 
-    def traced(params: PyTree, stacks: list[PyTree]) -> PartedLoss:
-        parts = sum(len(jax.tree.leaves(stack)[0]) for stack in stacks)
-        return parted(function, one, params, _first(stacks), parts)
-
-    def plain(params: PyTree, stacks: list[PyTree]) -> tuple[jax.Array, PyTree]:
-        of_part = traced(params, stacks)
+    def plain(params: Arrays, stacks: list[Arrays]) -> Arrays:
         return of_part.after(params, *_summed(lambda batch: of_part.before(params, batch), stacks))
 
-    def forward(varied: PyTree, params: PyTree, stacks: list[PyTree]) -> Any:
-        vary_params, vary_stacks = varied
-        in_params = jax.tree.leaves(vary_params)
-        in_batch = [any(of) for of in zip(*map(jax.tree.leaves, vary_stacks), strict=True)]
+    def forward(varied: tuple[list[bool], list[list[bool]]], params: Arrays, stacks: list[Arrays]) -> Any:
+        in_params, in_batch = varied[0], [any(of) for of in zip(*varied[1], strict=True)]
         _check_closed_over(function, params, in_params, stacks)
-        of_part = traced(params, stacks)
         weights = of_part.weights(params, lambda which: _summed(lambda x: of_part.before(params, x, which)[1], stacks))
 
-        def value_and_grad(batch: PyTree) -> Any:
+        def value_and_grad(batch: Arrays) -> Any:
             def of(by: tuple[Arrays, Arrays]) -> tuple[jax.Array, PyTree]:
                 found = of_part.before(_with(params, in_params, by[0]), _with(batch, in_batch, by[1]))
                 return of_part.weighed(*found, weights), found
@@ -183,11 +169,11 @@ def _differentiable(
         if of_part.reads_params():
             direct = jax.grad(lambda by: of_part.after(_with(params, in_params, by), *sums)[0])(_chosen(params, in_params))
             by_params = jax.tree.map(jnp.add, by_params, direct)
-        shape = jax.tree.structure((params, stacks)), (*in_params, *in_batch * len(stacks))
-        return of_part.after(params, *sums), jax.tree_util.Partial(functools.partial(_scaled, *shape), by_params, by_stacks)
+        scaled = functools.partial(_scaled, tuple(in_params), tuple(in_batch))
+        return of_part.after(params, *sums), jax.tree_util.Partial(scaled, by_params, by_stacks)
 
-    def backward(scaled: Callable[..., PyTree], ct: Any) -> PyTree:
-        return scaled(*instantiated([ct[0]]))
+    def backward(scaled: Callable[..., PyTree], cts: list[Any]) -> PyTree:
+        return scaled(*instantiated(cts[:1]))
 
     # Nothing computes cotangents of inputs that nobody asks for.
     return reverse_differentiable(plain, forward, backward, "sub_batched")
@@ -198,9 +184,9 @@ def _first(stacks: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda x: jex.mapped_aval(x.shape[0], 0, jax.typeof(x)), stacks[0])
 
 
-def _check_closed_over(function: str, params: PyTree, varied: list[bool], stacks: list[PyTree]) -> None:
+def _check_closed_over(function: str, params: Arrays, varied: list[bool], stacks: list[Arrays]) -> None:
     """Raises a `ValueError` for arrays that a loss closes over, if their gradient is a sum over devices."""
-    axes = varying(jax.tree.leaves(stacks)[0])
+    axes = varying(stacks[0][0])
     if any(varying(x) != axes for x in _chosen(params, varied)):
         raise ValueError(
             f"{function}: loss: closes over an array that is differentiated, and the same on all devices of a jax.shard_map "
@@ -227,20 +213,24 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
     return (total, stacked) if each else total
 
 
-def _chosen(tree: PyTree, which: list[bool]) -> Arrays:
-    """Returns the leaves that `which` tells."""
-    return [x for x, is_chosen in zip(jax.tree.leaves(tree), which, strict=True) if is_chosen]
+def _chosen(arrays: Arrays, which: Sequence[bool]) -> Arrays:
+    """Returns the arrays that `which` tells."""
+    return [x for x, is_chosen in zip(arrays, which, strict=True) if is_chosen]
 
 
-def _with(tree: PyTree, which: list[bool], chosen: Arrays) -> PyTree:
-    """`tree` with other leaves where `which` tells."""
-    (leaves, treedef), others = jax.tree.flatten(tree), iter(chosen)
-    return treedef.unflatten([next(others) if is_chosen else x for x, is_chosen in zip(leaves, which, strict=True)])
+def _with(arrays: Arrays, which: Sequence[bool], chosen: Arrays) -> Arrays:
+    """Returns `arrays` with other ones where `which` tells."""
+    others = iter(chosen)
+    return [next(others) if is_chosen else x for x, is_chosen in zip(arrays, which, strict=True)]
 
 
 def _scaled(
-    treedef: PyTreeDef, which: tuple[bool, ...], by_params: Arrays, by_stacks: list[Arrays], scale: jax.Array
+    in_params: Sequence[bool], in_batch: Sequence[bool], by_params: Arrays, by_stacks: list[Arrays], scale: jax.Array
 ) -> PyTree:
-    """Returns the cotangents of `(params, stacks)`: gradients times `scale`, and `None` where nothing is differentiated."""
-    grads = iter([*by_params, *(x for of in by_stacks for x in of)])
-    return treedef.unflatten([(x := next(grads)) * scale.astype(x.dtype) if is_chosen else None for is_chosen in which])
+    """Returns the cotangents of parameters and stacks: gradients times `scale`, and `None` where nothing is differentiated."""
+
+    def scaled(which: Sequence[bool], grads: Arrays) -> list[jax.Array | None]:
+        each = iter(grads)
+        return [(x := next(each)) * scale.astype(x.dtype) if is_chosen else None for is_chosen in which]
+
+    return scaled(in_params, by_params), [scaled(in_batch, grads) for grads in by_stacks]

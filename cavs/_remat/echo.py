@@ -15,10 +15,11 @@ from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import without_constants
 from cavs._jaxpr.names import Names, check_known, names_of
 from cavs._jaxpr.tunable import calls_in, with_options
-from cavs._remat.bytes import BudgetError, bytes_of, text_of
-from cavs._remat.fit import Verified, compiler_options, no_collections
+from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.fit import Verified, compiler_options, no_collections
 from cavs._remat.graph import mark, with_derivative
-from cavs._remat.pareto import ParetoSearch, Point
+from cavs._remat.loops import Point
+from cavs._remat.pareto import ParetoSearch
 from cavs._remat.table import Plan
 from cavs._run.manual_axes import devices
 
@@ -60,7 +61,7 @@ def recompute(
             the host; on a CPU that is the same as `"keep"`. Values of a vertex function can be named, too, unless `fn` itself
             differentiates the call of [`cavs.run`][], or has it inside a `jax.shard_map`.
         offload: whether a plan for a budget may keep values in the memory of the host (moDNN, section 5.2) in place of running
-            products again. It is taken if it fits and is faster; both are run for zeros to find that out, on a GPU.
+            products again. It is taken if it fits and is faster; both are run for random numbers to find that out, on a GPU.
         plan: a file that `Plan.save` wrote: its values are kept, and nothing is planned.
 
     Returns:
@@ -128,7 +129,7 @@ class Recomputed(Generic[R]):
         """
         plan = self.plan(*args, argnums=argnums, **kwargs)
         search, point = plan._search, plan._point
-        return Verified(search.peaks[point.kept], search.measure(point), None)
+        return Verified(point.peak, search.measure(point), None)
 
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
@@ -168,21 +169,22 @@ class Recomputed(Generic[R]):
         if self._saved is not None:
             return search.saved(self._saved)
         if self._names:
-            check_known(self._names, search.cheap().names() | self._inside, f"recompute of {self._name()}")
+            known = {name for region in search.cheap().regions.values() for name in region.kept.graph.named}
+            check_known(self._names, known | self._inside, f"recompute of {self._name()}")
         if self._budget is None and self._names:
             return search.cheap()
         if self._budget is None:
-            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p.kept], p.bytes))
+            return min(search.plain(), search.cheap(), key=lambda p: (p.peak, p.bytes))
         key = mark(search.closed.jaxpr.eqns), tuple(search.diff), devices()[0]
         if key in self._known:  # compiled before, for the same shapes
             saved, size = self._known[key]
             point = search.saved(saved)
-            search.compiled |= {} if size is None else {point.kept: size}
+            search.compiled |= {} if size is None else {point: size}
             return point
         point = search.smallest() if self._budget == "min" else search.fastest(int(self._budget))
         if point is None:
             raise BudgetError(_too_small(self._name(), int(self._budget), search))
-        self._known[key] = point.as_json(), search.compiled.get(point.kept)
+        self._known[key] = point.as_json(), search.compiled.get(point)
         return point
 
 

@@ -1,10 +1,12 @@
 """A function with its derivative, and the values that the forward keeps for the backward."""
 
 import hashlib
+import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.custom_derivatives import SymbolicZero
@@ -12,7 +14,7 @@ from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._jaxpr.custom_rules import in_forward_mode, reverse_differentiable
-from cavs._jaxpr.derivative import Derivative, cheapest, derivative, read_by
+from cavs._jaxpr.derivative import Derivative, cheapest, derivative
 from cavs._jaxpr.equations import is_float, run_equations, values
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
@@ -20,15 +22,15 @@ from cavs._jaxpr.late_zeros import run_late
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
-from cavs._remat.masks import Form, bits_of, compared_by_result, kept_bytes
-from cavs._remat.offload import on_host, operand_of, seconds_of, starts, waits
-from cavs._remat.pooling import by_places
+from cavs._remat.forms import Form, bits_of, compared_by_result, kept_bytes, on_host
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], "Kept"]  # from the inputs that are differentiated to what is kept
 
 _SMALL = 16
 _TINY = 1 / 4096  # of a byte
+_FREE = 1e-9  # bytes for each FLOP: negligible, but among equal cuts the one that recomputes less wins
+_SPREAD = 0.1  # by how much prices of equal products differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +48,13 @@ class Graph(Derivative):
     names: Names
 
     @classmethod
-    def of(cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names) -> "Graph":
-        """Traces a flat function and its derivative. `stored` are places of arguments."""
+    def of(
+        cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names, refusal: str | None
+    ) -> "Graph":
+        """Traces a flat function and its derivative. `stored` are places of arguments, `refusal` as in `Derivative`."""
         found = derivative(function, avals, diff)
-        forward, backward = by_places(compared_by_result(found.forward), found.backward)
-        needs = read_by(backward, found.grads, {*found.seeds, *found.consts, *(v for e in backward for v in e.outvars)})
-        traced: dict[str, Any] = vars(found) | {"forward": forward, "backward": backward, "needs": needs}
+        traced: dict[str, Any] = vars(found) | {"forward": compared_by_result(found.forward)}
+        traced["refusal"] = found.refusal or refusal
         return cls(**traced, diff=list(diff), stored=[found.invars[i] for i in stored], names=names)
 
     @cached_property
@@ -73,6 +76,11 @@ class Graph(Derivative):
     def float_outs(self) -> list[int]:
         """The results whose cotangents enter the backward."""
         return [i for i, x in enumerate(self.outs) if is_float(x)]
+
+    @cached_property
+    def mark(self) -> str:
+        """A hash of the function."""
+        return mark(self.forward)
 
     @cached_property
     def _makers(self) -> dict[Var, int]:
@@ -100,31 +108,30 @@ class Graph(Derivative):
                 found.append([])
         return [stretch for stretch in found if stretch]
 
-    def choose(self, price: Callable[[int, float], float | None], fixed: Collection[Var] = ()) -> "Kept":
+    @memoized
+    def choose(self, price: float, rank: int = 0, fixed: frozenset[Var] = frozenset()) -> "Kept":
         """Chooses what to keep.
 
         Args:
-            price: from the ordinal of a costly equation (its place in `costly`) and its FLOPs to the price in bytes of running
-                it again; None: never.
+            price: bytes for each FLOP of costly equations that run again; `math.inf`: none does.
+            rank: of several graphs. Among equal products, those of the first ones, and the first ones in a graph, cost less.
             fixed: values that are kept in any case, if something needs them.
         """
-        costly = [(k, self.forward[i]) for k, i in enumerate(self.costly)]
-        prices = tuple(price(k, flops_of(e)) if may_repeat(e) else None for k, e in costly)
-        return self._choose(prices, frozenset(fixed))
+        forward, stored = self.forward, self.stored
+        ranks = {i: rank + k / len(self.costly) for k, i in enumerate(self.costly)}
 
-    @memoized
-    def _choose(self, prices: tuple[float | None, ...], fixed: frozenset[Var]) -> "Kept":
-        of, forward, stored = dict(zip(self.costly, prices, strict=True)), self.forward, self.stored
-
-        def price(i: int) -> float | None:
-            return of[i] if i in of else price_of(forward[i])
+        def price_at(i: int) -> float | None:
+            if i not in ranks:
+                return price_of(forward[i])
+            cost = max(price, _FREE) * flops_of(forward[i]) * (1 + _SPREAD * ranks[i])
+            return cost if cost < math.inf and may_repeat(forward[i]) else None
 
         def size(v: Var) -> float:  # of equal cuts, that of the fewest values
             return kept_bytes(v) + (0 if v in stored else _TINY)
 
         by_name = {"names": self.names, "named": self.named}
         keep = cheapest(
-            forward, self.needs, price, is_costly, free=self.free, stored=stored, preferred=fixed, size=size, **by_name
+            forward, self.needs, price_at, is_costly, free=self.free, stored=stored, preferred=fixed, size=size, **by_name
         )
         return self.keeping(tuple(keep))
 
@@ -145,20 +152,22 @@ class Graph(Derivative):
         return Kept(self, keep, in_bits, host, forms, list(read), again, repeated)
 
     def saved(self, found: dict[str, Any] | None) -> "Kept":
-        """Returns what `Kept.as_json` wrote.
-
-        Raises:
-            ValueError: it is that of another function, or of other shapes.
-        """
-        if found is None or found["graph"] != mark(self.forward):
-            raise ValueError(
-                "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
-                "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
-            )
+        """Returns what `Kept.as_json` wrote; what JAX keeps if that was another function, or one of other shapes."""
+        if found is None or found["graph"] != self.mark:
+            return self.plain()
         keep, host = (
             [self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found.get(k, ())] for k in ("keep", "host")
         )
         return self.keeping(tuple(keep), found["in_bits"], frozenset(host))
+
+
+class BackwardStep(NamedTuple):
+    """A part of the backward: what it needs of the forward, and its own equations, of which the last one is a product."""
+
+    missing: list[Var]  # the values of the forward that are not there
+    again: list[Eqn]  # the equations of the forward that compute them
+    used: list[Var]  # what these read, except constants
+    stretch: list[Eqn]
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +230,7 @@ class Kept:
         places = {v: (-1, j) for j, v in enumerate(self.graph.invars)}
         places |= {v: (i, j) for i, e in enumerate(self.graph.forward) for j, v in enumerate(e.outvars)}
         return {
-            "graph": mark(self.graph.forward),
+            "graph": self.graph.mark,
             "keep": [places[v] for v in self.keep],
             "host": [places[v] for v in self.keep if v in self.host],
             "in_bits": self.in_bits,
@@ -231,55 +240,63 @@ class Kept:
         """Returns the results of the function and the values for the backward. `late`: see `run_late`."""
         graph = self.graph
         env = dict(zip(graph.invars, args, strict=True)) | graph.consts
-        eqns = self.to_run()
         if not late:
-            run_equations(eqns, env)
-        else:
-            places = {
-                id(eqns[i]): hosts for i, hosts in waits(eqns, {self.as_kept(v): bytes_of_var(v) for v in self.host}).items()
-            }
+            run_equations(self.to_run(), env)
+            return values(graph.outs, env), values(self.variables, env)
+        hosts, copies = set(map(self.as_kept, self.host)), [list[Var](), list[Var]()]
 
-            def wait(eqn: Eqn) -> None:
-                hosts, x = places.get(id(eqn), ()), operand_of(eqn, {*graph.invars, *graph.consts})
-                if hosts and x is not None:
-                    env.update(zip([x, *hosts], barrier([env[x], *(env[h] for h in hosts)]), strict=True))
+        def wait(eqn: Eqn) -> None:
+            """Lets a product wait for the copies to the host that began before the last one: their memory is free then."""
+            copies[1] += [v for v in eqn.outvars if v in hosts]
+            if is_heavy(eqn):
+                done, copies[:] = copies[0], [copies[1], []]
+                x = next((x for x in eqn.invars if is_var(x) and x not in graph.free), None)
+                if done and x is not None:
+                    env.update(zip([x, *done], barrier([env[x], *(env[v] for v in done)]), strict=True))
 
-            run_late(eqns, env, wait)
+        run_late(self.to_run(), env, wait)
         return values(graph.outs, env), values(self.variables, env)
 
     @cached_property
-    def copied(self) -> list[list[Var]]:
-        """For each stretch of the backward, the values on the host that begin to be copied before it."""
-        if not self.host:
-            return [[] for _ in self.graph.stretches]
-        have, durations, needs = {*self.variables, *self.graph.consts, *self.graph.seeds}, list[float](), list[list[Var]]()
-        for stretch in self.graph.stretches:
-            have.update(v for e in stretch for v in e.outvars)
-            again, used = self.to_run_again([x for e in stretch for x in e.invars if is_var(x) and x not in have], have)
-            needs.append([v for v in self.keep if v in self.host and self.as_kept(v) in used and v not in have])
-            have.update(v for e in again for v in e.outvars)
-            durations.append(seconds_of([*again, *stretch]))
-        return starts(durations, needs)
+    def steps(self) -> list["BackwardStep"]:
+        """The backward, from one product to the next. A copy from the host runs beside the product before its first use."""
+        stretches, found = [*self.graph.stretches, list[Eqn](), list[Eqn]()], list[BackwardStep]()
+        have = {*self.variables, *self.graph.consts, *self.graph.seeds}
+        for stretch, following in itertools.pairwise(stretches):
+            made = {v for e in stretch for v in e.outvars}
+            read = [x for e in stretch for x in e.invars] if stretch else self.graph.grads
+            _, early = self.graph.needed((x for e in following for x in e.invars), {*have, *self.forms})
+            wanted = filter(is_var, [*(v for v in early if v in self.host), *read])
+            missing = [x for x in dict.fromkeys(wanted) if x not in have and x not in made]
+            again, used = self.to_run_again(missing, have)
+            found.append(BackwardStep(missing, again, [v for v in dict.fromkeys(used) if v not in self.graph.consts], stretch))
+            have |= made.union(*(e.outvars for e in again))
+        return found
 
     def pull_back(self, saved: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
 
-        The backward runs from one costly equation to the next. Values that such a stretch reads and that were not kept are
-        recomputed right before it. If `late`, a barrier ties them to the cotangent that the last costly equation computed.
-        Without a barrier, XLA would recognise the forward's equations and keep their results.
+        Values that were not kept are computed again right before the first equations that read them. If `late`, a barrier ties
+        them to the cotangent that the last product computed. Without it, XLA would recognise the forward's equations and keep
+        their results.
         """
-        graph = self.graph
+        graph, run = self.graph, run_late if late else run_equations
         env: Env = graph.consts | dict(zip((*self.variables, *graph.seeds), (*saved, *cotangents), strict=True))
         tie = [v for v, x in zip(graph.seeds, cotangents, strict=True) if isinstance(x, jax.Array)]
-        for i, stretch in enumerate(graph.stretches):
-            made = {v for e in stretch for v in e.outvars}
-            self._recompute(self.copied[i], env, tie if late else [])
-            self._recompute([x for e in stretch for x in e.invars if is_var(x) and x not in made], env, tie if late else [])
-            (run_late if late else run_equations)(stretch, env)
-            tie = [v for v in stretch[-1].outvars if is_float(v)] or tie
-            if late:
-                self._finish(made, graph.stretches[i + 1 :], env)
-        self._recompute(graph.grads, env, [])
+        for i, step in enumerate(self.steps):
+            local = dict(env)
+            # XLA does not fuse across a barrier. Small values have none, because XLA may as well keep them.
+            small = _SMALL * sum(map(bytes_of_var, step.missing)) < sum(map(bytes_of_var, tie))
+            if late and step.missing and step.stretch and tie and not small:
+                tied, held = barrier(([env[v] for v in tie], [env[v] for v in step.used]))
+                env.update(zip(tie, tied, strict=True))
+                local.update(zip(step.used, held, strict=True))
+            run(step.again, local)
+            env.update({v: local[v] for e in step.again for v in e.outvars})
+            run(step.stretch, env)
+            if late and step.stretch:
+                tie = [v for v in step.stretch[-1].outvars if is_float(v)] or tie
+                self._finish({v for e in step.stretch for v in e.outvars}, graph.stretches[i + 1 :], env)
         return values(graph.grads, env)
 
     def _finish(self, made: set[Var], later: list[list[Eqn]], env: Env) -> None:
@@ -295,22 +312,6 @@ class Kept:
             tied = list(dict.fromkeys([*done, *on]))
             env.update(zip(tied, barrier([env[v] for v in tied]), strict=True))
 
-    def _recompute(self, wanted: Iterable[Atom], env: Env, tie: Sequence[Var]) -> None:
-        """Adds the wanted values of the forward to `env`."""
-        missing = [x for x in dict.fromkeys(filter(is_var, wanted)) if x not in env]
-        if not missing:
-            return
-        eqns, used = self.to_run_again(missing, set(env))
-        local = dict(env)
-        # XLA does not fuse across a barrier. Small values have none, because XLA may as well keep them.
-        if tie and _SMALL * sum(map(bytes_of_var, missing)) >= sum(map(bytes_of_var, tie)):
-            used = [v for v in dict.fromkeys(used) if v not in self.graph.consts]
-            tied, held = barrier(([env[v] for v in tie], [env[v] for v in used]))
-            env.update(zip(tie, tied, strict=True))
-            local.update(zip(used, held, strict=True))
-        (run_late if tie else run_equations)(eqns, local)
-        env.update({v: local[v] for e in eqns for v in e.outvars})
-
 
 def mark(eqns: Sequence[Eqn]) -> str:
     """Returns a hash of equations and their types, also of those in loops and calls."""
@@ -321,45 +322,27 @@ def mark(eqns: Sequence[Eqn]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def with_derivative(closed: Any, keep: Keep) -> Flat:
-    """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses."""
+def with_derivative(closed: Any, keep: Keep, late: bool = True) -> Flat:
+    """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses.
 
-    def backward(kept: Kept, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        outs = [kept.graph.outs[i] for i in kept.graph.float_outs]
-        filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in zip(outs, cotangents, strict=True)]
-        return kept.pull_back(values, filled, late=True)
-
-    return planned(jex.jaxpr_as_fun(closed), keep, lambda kept, args: kept.run_forward(args, late=True), backward)
-
-
-def planned(
-    plain: Flat,
-    keep: Keep,
-    forward: Callable[[Kept, Sequence[Any]], tuple[list[Any], list[Any]]],
-    backward: Callable[[Kept, Sequence[Any], Sequence[Any]], list[Any]],
-) -> Flat:
-    """Returns a flat function with a derivative.
-
-    Args:
-        plain: the function.
-        keep: is called at each differentiation.
-        forward: from what is kept and the inputs to the outputs, and the values for the backward.
-        backward: from what is kept, these values and the cotangents of the float outputs, which may be `SymbolicZero`, to
-            those of the differentiated inputs.
+    `keep` is called at each differentiation. `late`: whether XLA must not run equations before they are needed, see `Kept`. It
+    does not in the steps of a loop.
     """
 
     def sealed(kept: Kept, values: list[Any]) -> list[Any]:
         return in_forward_mode(values, kept.graph.refusal) if kept.graph.refusal else values
 
-    def keeping(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], Any]:
+    def forward(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], Any]:
         kept = keep([i for i, is_varied in enumerate(varied) if is_varied])
-        (outs, values), count = forward(kept, primals), len(primals)
+        outs, values = kept.run_forward(primals, late)
 
         def pull_back(values: list[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            found = sealed(kept, backward(kept, values, [cotangents[i] for i in kept.graph.float_outs]))
-            grads = dict(zip(kept.graph.diff, found, strict=True))
-            return tuple(grads.get(i) for i in range(count))
+            each = [(kept.graph.outs[i], cotangents[i]) for i in kept.graph.float_outs]
+            filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in each]
+            grads = dict(zip(kept.graph.diff, sealed(kept, kept.pull_back(values, filled, late)), strict=True))
+            return tuple(grads.get(i) for i in range(len(primals)))
 
         return sealed(kept, outs), jax.tree_util.Partial(pull_back, values)
 
-    return reverse_differentiable(plain, keeping, lambda saved, cotangents: saved(cotangents), "recompute")
+    plain = jex.jaxpr_as_fun(closed)
+    return reverse_differentiable(plain, forward, lambda saved, cotangents: saved(cotangents), "recompute")

@@ -28,18 +28,13 @@ def estimated_peak(kept: Kept) -> int:
     graph = kept.graph
     inputs = {*graph.invars, *graph.consts}
     order = kept.to_run()
-    have = {*kept.variables, *graph.consts, *graph.seeds}
     names: dict[Var, Atom] = {}  # of what runs again
-    for stretch, copied in zip(graph.stretches, kept.copied, strict=True):
-        have.update(v for e in stretch for v in e.outvars)
-        wanted = [*copied, *(x for e in stretch for x in e.invars if is_var(x) and x not in have)]
-        again, _ = kept.to_run_again(wanted, have)
-        for e in again:
+    for step in kept.steps:
+        for e in step.again:
             results = [cast(Var, jex.Var(v.aval)) for v in e.outvars]
             order.append(_renamed(e, names, results))
             names |= dict(zip(e.outvars, results, strict=True))
-            have.update(e.outvars)
-        order += [_renamed(e, names, e.outvars) for e in stretch]
+        order += [_renamed(e, names, e.outvars) for e in step.stretch]
     outs = [*graph.outs, *graph.grads]
     return _peak(order, outs, {v for v in kept.variables if v not in inputs}, {x for x in outs if is_var(x)})
 

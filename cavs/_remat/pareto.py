@@ -4,6 +4,7 @@ Plans are ordered by an estimate of their memory; those that may be the answer a
 """
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,61 +16,24 @@ from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import type_of, vjp_at
-from cavs._jaxpr.equations import is_float
-from cavs._jaxpr.jaxprs import Var
+from cavs._jaxpr.equations import depends, is_float
+from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._jaxpr.names import Names
-from cavs._remat.blocks import fixed_values
-from cavs._remat.fit import MOST_COMPILED, compiled_step, seconds_of_step
-from cavs._remat.graph import Kept, with_derivative
-from cavs._remat.liveness import estimated_peak
-from cavs._remat.loops import Planner, Price, Region, chunk_of
+from cavs._memory.fit import MOST_COMPILED, compiled_step, seconds_of_step
+from cavs._remat.forms import kept_bytes
+from cavs._remat.graph import Graph, with_derivative
+from cavs._remat.loops import Known, Point
 from cavs._remat.rows import in_blocks_of_rows
 from cavs._run.manual_axes import devices
 
-Product = tuple[str, int]  # name of a graph, place among its costly equations
-_FREE = 1e-9  # bytes for each FLOP: negligible, but among equal cuts the one that recomputes less wins
-_PRICES = (0.5, 1, 2, 4)  # bytes for each FLOP, in blocks: times the mean of all products
+# Bytes for each FLOP that runs again, times the mean of all products: for a whole function, and in blocks or chunks.
+_PRICES, _OF_PARTS = (4, 3.4, 2.8, 2, 1.7, 1.4, 1, 0.7, 0.5, 0), (4, 2, 1, 0.5, 0)
+_LOW = 1 / 64  # in place of zero, for a search on a logarithmic scale
+_STEPS = 6  # of the search for a price between two of these
+_BLOCKS = (2, 4, 8, 16, 32)  # about these numbers of blocks are tried
 _LONG = 8  # steps of a loop that may run in chunks
-_POINTS = 12  # plans that are traced
 _SMALLEST = 2  # plans of which the smallest is found by compiling
-
-
-@dataclass(frozen=True, eq=False)
-class Point:
-    """One plan.
-
-    Attributes:
-        kept: the values that the function itself keeps. The memory depends on them alone: its loops keep what they keep.
-        regions: also those that steps of its loops keep.
-        chunks: see `Planner`.
-        fixed: see `Planner`.
-    """
-
-    kept: Kept
-    regions: dict[str, Region]
-    chunks: dict[str, int]
-    fixed: frozenset[Var] = frozenset()
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that live from the forward to the backward."""
-        return self.kept.bytes()
-
-    @property
-    def flops(self) -> float:
-        """FLOPs of products that run again."""
-        return sum(region.times * region.kept.flops() for region in self.regions.values())
-
-    def names(self) -> set[str]:
-        """Returns the names of values that can be kept."""
-        return {name for region in self.regions.values() for name in region.kept.graph.named}
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the plan as JSON can hold it."""
-        return {"regions": {name: region.kept.as_json() for name, region in self.regions.items()}, "chunks": self.chunks}
-
-    def again(self) -> list[Product]:
-        return [(name, k) for name, region in self.regions.items() for k in region.kept.repeated]
+_ON_HOST = 1.5  # times the bytes that a budget misses
 
 
 @dataclass(eq=False)
@@ -81,10 +45,9 @@ class ParetoSearch:
         options: of the compiler.
         offload: whether values may be kept in the memory of the host, where that is faster.
         plans: all that were traced, by what they keep.
-        peaks: their estimated peaks.
         compiled: the bytes of temporary memory of those that were compiled; by `None` that of `jax.grad`.
-        traced, bodies: see `Planner`.
         steps: the compiled plans, if they may run.
+        known: see `Point`.
     """
 
     closed: Any
@@ -92,39 +55,37 @@ class ParetoSearch:
     names: Names = ()
     options: dict[str, Any] = field(default_factory=dict)
     offload: bool = False
-    plans: dict[Kept, Point] = field(default_factory=dict)
-    peaks: dict[Kept, int] = field(default_factory=dict)
-    compiled: dict[Kept | None, int] = field(default_factory=dict)
-    traced: dict[Any, Any] = field(default_factory=dict)
-    bodies: list[Any] = field(default_factory=list)
-    steps: dict[Kept, Any] = field(default_factory=dict)
+    plans: dict[str, Point] = field(default_factory=dict)
+    compiled: dict[Point | None, int] = field(default_factory=dict)
+    steps: dict[Point, Any] = field(default_factory=dict)
+    known: list[Known] = field(default_factory=list)
 
-    def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
-        """Returns the plan at a price for running products again."""
-        return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed))
-
-    def on_host(self, share: float) -> Point:
-        """Returns the plan that runs no product again, and keeps a share of its bytes in the memory of the host."""
-        return self._planned(Planner(lambda *_: None, self.traced, self.bodies, names=self.names, host=share))
+    def point(
+        self, price: float | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset(), **how: Any
+    ) -> Point:
+        """Returns a plan. Arguments are attributes of `Point`."""
+        point = Point(price, self.known, self.names, chunks or {}, fixed, **how)
+        point.keep(self.closed if price is None else self.in_blocks, self.diff, "")
+        return self.plans.setdefault(json.dumps(point.as_json()), point)
 
     def saved(self, saved: dict[str, Any]) -> Point:
-        """Returns a saved plan. In `plain` alone, masks are bytes."""
-        price = (lambda *_: None) if saved["regions"][""]["in_bits"] else None
-        return self._planned(Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved))
+        """Returns a saved plan. In `plain` alone, masks are bytes.
+
+        Raises:
+            ValueError: it is that of another function, or of other shapes.
+        """
+        point = self.point(math.inf if saved["regions"][""]["in_bits"] else None, chunks=saved["chunks"], saved=saved)
+        if json.dumps(point.as_json()) != json.dumps(saved):
+            raise ValueError(
+                "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
+                "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
+            )
+        return point
 
     @functools.cached_property
     def in_blocks(self) -> Any:
         """The function, with the loss of its largest product by blocks of rows, if it has such a loss."""
         return self.closed if devices()[0] else in_blocks_of_rows(self.closed)
-
-    def _planned(self, planner: Planner) -> Point:
-        closed = self.closed if planner.price is None else self.in_blocks
-        if closed is not self.in_blocks:
-            planner.traced = {}
-        point = Point(planner.keep(closed, self.diff, ""), planner.regions, planner.chunks, frozenset(planner.fixed))
-        if point.kept not in self.plans:
-            self.peaks[point.kept] = estimated_peak(point.kept)
-        return self.plans.setdefault(point.kept, point)
 
     def measure(self, point: Point | None) -> int:
         """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
@@ -134,81 +95,58 @@ class ParetoSearch:
         Args:
             point: the plan; `None` for the function as it is, with `jax.grad`.
         """
-        kept = None if point is None else point.kept
         if devices()[0]:
-            return self.peaks[kept or self.plain().kept]
-        if kept not in self.compiled:
-            planned = jex.jaxpr_as_fun(self.closed) if kept is None else with_derivative(self.closed, lambda _: kept)
+            return (point or self.plain()).peak
+        if point not in self.compiled:
+            plain = jex.jaxpr_as_fun(self.closed)
+            planned = plain if point is None else with_derivative(self.closed, lambda _: point.kept)
 
             def both(*args: Any) -> Any:
                 outs, pull_back = vjp_at(planned, args, self.diff)
                 return outs, pull_back([jnp.ones_like(x) for x in outs if is_float(x)])
 
             shapes = tuple(map(type_of, self.closed.jaxpr.invars))
-            step, self.compiled[kept] = compiled_step(jax.jit(both), shapes, self.options)
-            if self.offload and kept is not None:
-                self.steps[kept] = step
-        return self.compiled[kept]
-
-    def _faster_on_host(self, best: Point | None, budget: int) -> Point | None:
-        """Returns a plan that fits the budget and ran faster than `best`, with values on the host, or `best`."""
-        kept = self.cheap().bytes
-        share = (self.measure(self.cheap()) - budget) / max(kept, 1)
-        for more in (1.1, 1.5):
-            point = self.on_host(min(more * share, 1.0))
-            if self.measure(point) <= budget:
-                shapes = [type_of(v) for v in self.closed.jaxpr.invars]
-                seconds = [seconds_of_step(self.steps[p.kept], shapes) for p in (point, best) if p is not None]
-                return point if seconds[0] == min(seconds) else best
-        return best
+            step, self.compiled[point] = compiled_step(jax.jit(both), shapes, self.options)
+            if self.offload and point is not None:
+                self.steps[point] = step
+        return self.compiled[point]
 
     def plain(self) -> Point:
         """Returns the plan of `jax.grad`."""
         return self.point(None)
 
     def cheap(self) -> Point:
-        """No product runs again."""
-        return self.point(lambda *_: None)
+        """Returns the plan that keeps least among those that run no product again."""
+        return self.point(math.inf)
 
-    def points(self) -> list[Point]:
-        """Returns plans, the fastest first, each with a smaller peak than the one before.
-
-        At a price per FLOP, a minimum cut gives the best plan exactly, and every corner of the lower hull of (FLOPs, bytes)
-        is the best plan at some price: the slope between two known corners finds the next one between them.
-        """
-        return self._undominated(self._found)
+    @functools.cached_property
+    def _mean(self) -> float:
+        """The bytes that products save for each FLOP."""
+        cheap, least = self.cheap(), Point(0, self.known, self.names)
+        least.keep(self.in_blocks, self.diff, "")
+        return max(cheap.bytes - least.bytes, 0) / max(least.flops, 1)
 
     @functools.cached_property
     def _found(self) -> list[Point]:
-        """Plans without those that `_within` tries for one budget: the smallest one is the same for all budgets."""
-        found = [self.plain(), self.cheap(), self.point(lambda name, k, flops: 0.0)]
-        todo = [(found[1], found[2])]
-        while todo and len(found) < _POINTS:
-            a, b = todo.pop(0)
-            if b.flops <= a.flops or b.bytes >= a.bytes:
-                continue
-            slope = (a.bytes - b.bytes) / (b.flops - a.flops)
-            c = self.point(lambda name, k, flops, slope=slope: flops * slope)
-            if c.bytes + slope * c.flops < (a.bytes + slope * a.flops) * (1 - 1e-9):
-                found.append(c)
-                # If less is kept and more memory needed, what runs again fills it: blocks are better then, see below.
-                todo += [(a, c), (c, b)] if self.peaks[c.kept] <= self.peaks[found[1].kept] else []
-        if chunks := _chunks(found[1]):
-            inside = {chunk_of(name) for name in chunks}
-            found.append(self.point(lambda name, k, flops: flops * _FREE if name in inside else None, chunks))
-        if len(found[1].regions) == 1:  # a function without loops
-            mean = (found[1].bytes - found[2].bytes) / max(found[2].flops, 1)
-            for price in (_FREE, *(mean * x for x in _PRICES)):
-                by_price = lambda name, k, flops, price=price: flops * price  # noqa: E731
-                found += [self.point(by_price, fixed=f) for f in fixed_values(found[1].kept.graph)]
-        return list({p.kept: p for p in found}.values())
+        """Plans without those that `_within` tries for one budget: the smallest one is the same for all budgets.
 
-    def _undominated(self, found: list[Point]) -> list[Point]:
+        At a price per FLOP, a minimum cut gives the best plan exactly. But if little is kept, what runs again may fill the
+        memory: loops in chunks, and functions without loops in blocks, need less then.
+        """
+        cheap = self.cheap()
+        ways: list[dict[str, Any]] = [{}]
+        if len(cheap.regions) == 1:
+            ways += [{"fixed": values} for values in fixed_values(cheap.kept.graph)]
+        elif chunks := _chunks(cheap):
+            ways += [{"chunks": chunks}]
+        found = [self.point(x * self._mean, **way) for way in ways for x in (_OF_PARTS if way else _PRICES)]
+        return list(dict.fromkeys([self.plain(), cheap, *found]))
+
+    def points(self) -> list[Point]:
+        """Returns plans, the fastest first, each with a smaller estimated peak than the one before."""
         best: list[Point] = []
-        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p.kept])):
-            if not best or self.peaks[point.kept] < self.peaks[best[-1].kept]:
-                if best and point.flops == best[-1].flops:
-                    best.pop()
+        for point in sorted(self._found, key=lambda p: (p.flops, p.peak)):
+            if not best or point.peak < best[-1].peak:
                 best.append(point)
         return best
 
@@ -220,11 +158,9 @@ class ParetoSearch:
         best, point = None, self.cheap()
         if self.measure(point) <= budget:
             return point
-        points = self.points()
         for _ in range(MOST_COMPILED - 1 - _SMALLEST):
-            ratio = self.measure(point) / max(self.peaks[point.kept], 1)
-            point = self._within(points, budget / ratio)
-            if point is None or point.kept in self.compiled:
+            point = self._within(budget * max(point.peak, 1) / self.measure(point))
+            if point is None or point in self.compiled:
                 break
             if self.measure(point) <= budget and (best is None or point.flops < best.flops):
                 best = point
@@ -233,32 +169,40 @@ class ParetoSearch:
         return self._faster_on_host(best, budget) if self.offload else best
 
     def smallest(self) -> Point:
-        """Returns the smallest of the plans that are estimated to be the smallest. Compiles at most `_SMALLEST`."""
-        likely = sorted(self._found, key=lambda p: (self.peaks[p.kept], p.flops))
-        return min(likely[:_SMALLEST], key=lambda p: (self.measure(p), p.flops))
+        """Returns the smallest of `cheap` and a few that are estimated to be the smallest, which differ in blocks or chunks."""
+        likely: dict[Any, Point] = {}
+        for point in sorted(self._found, key=lambda p: (p.peak, p.flops)):
+            likely.setdefault((bool(point.chunks), point.fixed), point)
+        return min([self.cheap(), *likely.values()][: _SMALLEST + 1], key=lambda p: (self.measure(p), p.flops))
 
-    def _within(self, points: Sequence[Point], budget: float) -> Point | None:
+    def _within(self, budget: float) -> Point | None:
         """Returns the plan with the fewest FLOPs that is estimated to need at most `budget`, or `None`.
 
-        Between two neighbours of `points`, the products that only the smaller one runs again are added one by one, those of
-        the first layers first: equal layers are then split into some that run again and others that do not.
+        At prices between two of `_PRICES`, some of the products run again that do at the lower one. Equal layers are then split
+        into some that run again and others that do not: they differ in prices a little.
         """
-        first = next((i for i, p in enumerate(points) if self.peaks[p.kept] <= budget), None)
-        if not first:
-            return None if first is None else points[0]
-        before, fits, chunks = points[first - 1].again(), points[first], points[first].chunks
-        if chunks != points[first - 1].chunks:
-            before = []  # loops have other names now
-        more = [x for x in fits.again() if x not in set(before)]
-        low, high = 0, len(more)
-        while high - low > 1:
-            middle = (low + high) // 2
-            point = self.point(_allowing({*before, *more[:middle]}), chunks, fits.fixed)
-            if self.peaks[point.kept] <= budget:
-                high, fits = middle, min(point, fits, key=lambda p: p.flops)
+        best = next((point for point in self.points() if point.peak <= budget), None)
+        if best is None or best.price in (None, math.inf):
+            return best
+        low, high = (best.price, 2 * best.price) if best.price else (_LOW * self._mean, _PRICES[-2] * self._mean)
+        for _ in range(_STEPS):
+            middle = math.sqrt(low * high)
+            point = self.point(middle, chunks=best.chunks, fixed=best.fixed)
+            if point.peak <= budget:
+                low, best = middle, min(point, best, key=lambda p: p.flops)
             else:
-                low = middle
-        return fits
+                high = middle
+        return best
+
+    def _faster_on_host(self, best: Point | None, budget: int) -> Point | None:
+        """Returns a plan with values on the host, if it fits the budget and ran faster than `best`; else `best`."""
+        missing = (self.measure(self.cheap()) - budget) / max(self.cheap().bytes, 1)
+        point = self.point(math.inf, host=min(_ON_HOST * missing, 1.0))
+        if self.measure(point) > budget:
+            return best
+        shapes = [type_of(v) for v in self.closed.jaxpr.invars]
+        seconds = [seconds_of_step(self.steps[p], shapes) for p in (point, best) if p is not None]
+        return point if seconds[0] == min(seconds) else best
 
 
 def _chunks(cheap: Point) -> dict[str, int]:
@@ -273,5 +217,49 @@ def _chunks(cheap: Point) -> dict[str, int]:
     return found
 
 
-def _allowing(products: set[Product]) -> Price:
-    return lambda name, k, flops: flops * _FREE if (name, k) in products else None
+def fixed_values(graph: Graph) -> list[frozenset[Var]]:
+    """Returns sets of values to keep, each of which cuts the function into more blocks than the one before.
+
+    By hand, one would put `jax.checkpoint` around such blocks. With N blocks, the backward needs the values between the blocks,
+    and those inside of one block at a time. The fewer values cross a cut, the better.
+    """
+    crossing, inside = _crossing(graph), _inside(graph)
+    found = (_cut(crossing, inside, sum(inside) / n) for n in _BLOCKS)
+    return [values for values in dict.fromkeys(found) if values]
+
+
+def _crossing(graph: Graph) -> list[frozenset[Var]]:
+    """Returns for each equation the values that it or an earlier one makes and that a later one reads."""
+    last = {x: i for i, e in enumerate(graph.forward) for x in e.invars if is_var(x)}
+    last.update(dict.fromkeys((x for x in graph.outs if is_var(x)), len(graph.forward)))
+    # Not, say, a transposed weight, which depends on an input alone.
+    made = depends(graph.forward, {v for i in graph.costly for v in graph.forward[i].outvars})
+    alive: set[Var] = set()
+    found = []
+    for i, e in enumerate(graph.forward):
+        alive = {v for v in alive if last[v] > i} | {v for v in e.outvars if last.get(v, -1) > i and v in made}
+        found.append(frozenset(alive))
+    return found
+
+
+def _inside(graph: Graph) -> list[int]:
+    """Returns for each equation the bytes of what the backward reads of its results."""
+    needs = set(graph.needs)
+    return [sum(kept_bytes(v) for v in e.outvars if v in needs) for e in graph.forward]
+
+
+def _cut(crossing: list[frozenset[Var]], inside: list[int], most: float) -> frozenset[Var]:
+    """Returns the values that cross cuts, such that about `most` bytes are inside of each block."""
+    kept: set[Var] = set()
+    start = 0
+    while start < len(inside):
+        end, size = start, 0
+        while end < len(inside) and size <= most:
+            size += inside[end]
+            end += 1
+        if end == len(inside):
+            break
+        at = min(range(start, end), key=lambda i: (sum(kept_bytes(v) for v in crossing[i] if v not in kept), -i))
+        kept |= crossing[at]
+        start = at + 1
+    return frozenset(kept)

@@ -5,23 +5,18 @@ over blocks of rows computes the loss. It computes the gradients, too, while the
 and their product does not run again.
 """
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cavs._jaxpr.costs import bytes_of_var
-from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import bind, depends, is_float, reads, run_equations, values
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var, opened
-from cavs._jaxpr.running_sums import run_and_add
-from cavs._stages.cotangents import instantiated
+from cavs._memory.sub_batches import summed_over_parts
 from cavs.kernels import ELEMENTWISE
 
 _LARGE = 1 << 20  # bytes of logits that are worth a loop
@@ -46,42 +41,88 @@ def in_blocks_of_rows(closed: Any) -> Any:
     def function(*args: Any) -> list[Any]:
         env: Env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
         run_equations([e for e in eqns if head.follow.isdisjoint(e.outvars)], env)
-        env.update(zip(head.sums, _summed(head)(*values([*head.shared, *head.rows], env)), strict=True))
+        env.update(zip(head.sums, _summed(head, values(head.shared, env), values(head.rows, env)), strict=True))
         run_equations(head.after, env)
         return values(outs, env)
 
     return jax.make_jaxpr(function)(*(v.aval for v in jaxpr.invars))
 
 
-@dataclass
 class RowLoss:
-    """Equations that run by blocks of rows.
+    """A loss that runs by blocks of rows: what follows from a product, and what only that needs for values as large.
 
     Attributes:
         count: the number of blocks.
         size: the number of rows.
         axis: for each value inside, and each of `rows`, its axis of rows. It may have several elements for each row.
-        eqns: the equations, in order; `after`: those that follow from the sums.
         follow: all values that follow from the product.
         sums: the results, sums over all rows; one of them is a float.
+        inside: the equations of a block, in order; `after`: those that follow from the sums.
         shared: the values that all blocks read.
         rows: the values of which a block reads its rows.
     """
 
-    count: int
-    size: int
-    axis: dict[Var, int]
-    eqns: list[Eqn]
-    after: list[Eqn]
-    follow: set[Var]
-    sums: list[Var]
-    shared: list[Var]
-    rows: list[Var]
+    def __init__(self, eqns: list[Eqn], product: Eqn, count: int):
+        self._logits = logits = product.outvars[0]
+        self.count, self.size, self.axis = count, logits.aval.shape[0], {logits: 0}
+        self.follow, self.sums = depends(eqns, {logits}), list[Var]()
+        self._large, self._found = bytes_of_var(logits) / _WIDE, set[int]()
+        self._made = {v: e for e in eqns for v in e.outvars}
+
+    def complete(self, eqns: list[Eqn], outs: Sequence[Atom]) -> bool:
+        """Finds the equations inside. Returns whether they treat all rows alike until a sum adds them up."""
+        for eqn in eqns:
+            reads_rows = any(is_var(x) and x in self.axis and x in self.follow for x in eqn.invars)
+            if (reads_rows or self._logits in eqn.outvars) and not self._add(eqn):
+                return False
+        self.inside = [e for e in eqns if id(e) in self._found]
+        self.after = [e for e in eqns if id(e) not in self._found and not self.follow.isdisjoint(e.outvars)]
+        made = {v for e in self.inside for v in e.outvars}
+        given = [v for v in dict.fromkeys(x for e in self.inside for x in e.invars if is_var(x)) if v not in made]
+        self.shared, self.rows = ([v for v in given if (v in self.axis) == is_row] for is_row in (False, True))
+        floats = [v.aval.shape for v in self.sums if is_float(v)]
+        read_later = reads(self.after, outs) & made & self.follow
+        return read_later.issubset(self.sums) and self.follow.isdisjoint(given) and floats == [()]
+
+    def _add(self, eqn: Eqn) -> bool:
+        """Adds an equation that reads rows. Returns whether it treats all rows alike, or adds them up."""
+        (out,) = eqn.outvars if len(eqn.outvars) == 1 else (None,)
+        if out is None or any(is_var(x) and x in self.sums for x in eqn.invars):
+            return False
+        known = [self.axis.get(x) if is_var(x) and x in self.follow else None for x in eqn.invars]
+        if eqn.primitive.name == "reduce_sum" and known[0] in eqn.params["axes"]:
+            self.sums.append(out)
+            self._found.add(id(eqn))
+            return True
+        for axis in [self.axis[out]] if out in self.axis else range(len(out.aval.shape)):
+            axes = _operand_axes(eqn, axis)
+            is_divided = not out.aval.shape[axis] % self.size
+            if is_divided and axes is not None and all(k is None or k == a for k, a in zip(known, axes, strict=True)):
+                self.axis[out] = axis
+                self._found.add(id(eqn))
+                return all(self._divide(x, a) for x, a in zip(eqn.invars, axes, strict=True) if a is not None)
+        return False
+
+    def _divide(self, x: Atom, axis: int) -> bool:
+        """Divides the rows of a value that equations inside read; computes it there if it is large. Returns whether it can."""
+        if not is_var(x):
+            return False
+        if x in self.axis or x.aval.shape[axis] % self.size:
+            return self.axis.get(x) == axis
+        self.axis[x] = axis
+        eqn = self._made.get(x)
+        if eqn is None or bytes_of_var(x) < self._large or eqn.primitive.name not in ELEMENTWISE | {*_SHAPES}:
+            return True
+        axes = _operand_axes(eqn, axis)
+        if axes is None:
+            return True
+        self._found.add(id(eqn))
+        return all(self._divide(y, a) for y, a in zip(eqn.invars, axes, strict=True) if a is not None)
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """Returns the sums over one block, from the shared values and rows."""
         env: Env = dict(zip([*self.shared, *self.rows], args, strict=True))
-        run_equations(self.eqns, env, lambda e, operands: bind(self._of_block(e), operands))
+        run_equations(self.inside, env, lambda e, operands: bind(self._of_block(e), operands))
         return values(self.sums, env)
 
     def _of_block(self, eqn: Eqn) -> Eqn:
@@ -102,12 +143,6 @@ class RowLoss:
         x = x.reshape(*shape[:axis], self.size // self.count, self.count, -1, *shape[axis + 1 :])
         return jnp.moveaxis(x, axis + 1, 0).reshape(self.count, *shape[:axis], -1, *shape[axis + 1 :])
 
-    def joined(self, v: Var, x: Any) -> Any:
-        """Undoes `block`."""
-        axis, shape = self.axis[v], v.aval.shape
-        x = x.reshape(self.count, *shape[:axis], self.size // self.count, -1, *shape[axis + 1 :])
-        return jnp.moveaxis(x, 0, axis + 1).reshape(shape)
-
 
 def largest_loss(eqns: list[Eqn], outs: Sequence[Atom]) -> RowLoss | None:
     """Returns the equations from the largest product to sums over its rows; `None` if it is small or indivisible."""
@@ -120,70 +155,8 @@ def largest_loss(eqns: list[Eqn], outs: Sequence[Atom]) -> RowLoss | None:
     counts = [n for n in range(2, math.prod(shape[:-1]) // _ROWS + 1) if shape[0] % n == 0]
     # Blocks need no less than the sum of the weights' gradients, to which each of them adds.
     count = next((n for n in counts if bytes_of_var(logits) <= n * max(weights, default=0)), max(counts, default=None))
-    return None if not weights or count is None else _RowSearch(eqns, count, logits).head(product, outs)
-
-
-class _RowSearch:
-    """Finds the equations that follow from a product, and those that only they need for values as large."""
-
-    def __init__(self, eqns: list[Eqn], count: int, logits: Var):
-        self._eqns, self._count, self._bytes, self._rows = eqns, count, bytes_of_var(logits), logits.aval.shape[0]
-        self._made = {v: e for e in eqns for v in e.outvars}
-        self._axis: dict[Var, int] = {}
-        self._inside: set[int] = set()
-        self._sums: list[Var] = []
-
-    def head(self, product: Eqn, outs: Sequence[Atom]) -> RowLoss | None:
-        follow = depends(self._eqns, {product.outvars[0]})
-        self._axis[product.outvars[0]] = 0
-        for eqn in self._eqns:
-            if eqn is product or any(is_var(x) and x in self._axis and x in follow for x in eqn.invars):
-                if not self._add(eqn, follow):
-                    return None
-        inside = [e for e in self._eqns if id(e) in self._inside]
-        after = [e for e in self._eqns if id(e) not in self._inside and not follow.isdisjoint(e.outvars)]
-        made = {v for e in inside for v in e.outvars}
-        given = [v for v in dict.fromkeys(x for e in inside for x in e.invars if is_var(x)) if v not in made]
-        floats = [v.aval.shape for v in self._sums if is_float(v)]
-        if not (reads(after, outs) & made & follow).issubset(self._sums) or follow & {*given} or floats != [()]:
-            return None
-        shared, rows = ([v for v in given if (v in self._axis) == is_row] for is_row in (False, True))
-        return RowLoss(self._count, self._rows, self._axis, inside, after, follow, self._sums, shared, rows)
-
-    def _add(self, eqn: Eqn, follow: set[Var]) -> bool:
-        """Adds an equation that reads rows. Returns whether it treats all rows alike, or adds them up."""
-        (out,) = eqn.outvars if len(eqn.outvars) == 1 else (None,)
-        if out is None or any(is_var(x) and x in self._sums for x in eqn.invars):
-            return False
-        known = [self._axis.get(x) if is_var(x) and x in follow else None for x in eqn.invars]
-        if eqn.primitive.name == "reduce_sum" and known[0] in eqn.params["axes"]:
-            self._sums.append(out)
-            self._inside.add(id(eqn))
-            return True
-        for axis in [self._axis[out]] if out in self._axis else range(len(out.aval.shape)):
-            axes = _operand_axes(eqn, axis)
-            is_divided = not out.aval.shape[axis] % self._rows
-            if is_divided and axes is not None and all(k is None or k == a for k, a in zip(known, axes, strict=True)):
-                self._axis[out] = axis
-                self._inside.add(id(eqn))
-                return all(self._divide(x, a) for x, a in zip(eqn.invars, axes, strict=True) if a is not None)
-        return False
-
-    def _divide(self, x: Atom, axis: int) -> bool:
-        """Divides the rows of a value that equations inside read; computes it there if it is large. Returns whether it can."""
-        if not is_var(x):
-            return False
-        if x in self._axis or x.aval.shape[axis] % self._rows:
-            return self._axis.get(x) == axis
-        self._axis[x] = axis
-        eqn = self._made.get(x)
-        if eqn is None or _WIDE * bytes_of_var(x) < self._bytes or eqn.primitive.name not in ELEMENTWISE | {*_SHAPES}:
-            return True
-        axes = _operand_axes(eqn, axis)
-        if axes is None:
-            return True
-        self._inside.add(id(eqn))
-        return all(self._divide(y, a) for y, a in zip(eqn.invars, axes, strict=True) if a is not None)
+    head = None if not weights or count is None else RowLoss(eqns, product, count)
+    return head if head is not None and head.complete(eqns, outs) else None
 
 
 def _operand_axes(eqn: Eqn, axis: int) -> list[int | None] | None:
@@ -230,55 +203,14 @@ def _operand_axes(eqn: Eqn, axis: int) -> list[int | None] | None:
     return None
 
 
-def _summed(head: RowLoss) -> Any:
-    """Returns the sums as a function of the shared values and rows, whose derivative is computed along with them."""
-    shared = len(head.shared)
+def _summed(head: RowLoss, shared: list[Any], rows: list[Any]) -> list[Any]:
+    """Returns the sums over all blocks. Their derivative is computed along with them."""
+    place = next(i for i, v in enumerate(head.sums) if is_float(v))
 
-    def loop(step: Any, totals: Any, args: Sequence[Any]) -> tuple[Any, Any]:
-        blocks = [head.block(v, x) for v, x in zip(head.rows, args[shared:], strict=True)]
-        return lax.scan(step, totals, blocks)
+    def loss(shared: list[Any], block: list[Any]) -> tuple[Any, list[Any]]:
+        sums = head.run([*shared, *block])
+        return sums.pop(place), sums
 
-    def zeros() -> list[jax.Array]:
-        return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in head.sums]
-
-    def plain(*args: Any) -> list[Any]:
-        def step(totals: Any, block: Any) -> tuple[Any, None]:
-            return [a + b for a, b in zip(totals, head.run([*args[:shared], *block]), strict=True)], None
-
-        return loop(step, zeros(), args)[0]
-
-    def forward(varied: Sequence[bool], *args: Any) -> tuple[list[Any], Any]:
-        places = [i for i, is_varied in enumerate(varied) if is_varied]
-        common, own = ([i for i in places if (i < shared) == is_shared] for is_shared in (True, False))
-
-        def one(*operands: Any) -> list[Any]:
-            def of(some: list[Any]) -> tuple[jax.Array, list[Any]]:
-                given = list(operands)
-                for i, x in zip([*common, *own], some, strict=True):
-                    given[i] = x
-                sums = head.run(given)
-                return next(x for x in sums if is_float(x)), sums
-
-            grads, sums = jax.grad(of, has_aux=True)([operands[i] for i in [*common, *own]])
-            return [*sums, *grads]
-
-        blocks = [jax.eval_shape(lambda x, v=v: head.block(v, x)[0], x) for v, x in zip(head.rows, args[shared:], strict=True)]
-        closed = jax.make_jaxpr(one)(*args[:shared], *blocks)
-
-        def step(totals: Any, block: Any) -> tuple[Any, list[Any]]:
-            return run_and_add(closed, [*args[:shared], *block], totals)
-
-        totals, stacks = loop(step, [*zeros(), *(jnp.zeros_like(args[i]) for i in common)], args)
-        grads = dict(zip(common, totals[len(head.sums) :], strict=True))
-        grads |= {i: head.joined(head.rows[i - shared], x) for i, x in zip(own, stacks, strict=True)}
-        return totals[: len(head.sums)], jax.tree_util.Partial(functools.partial(_scaled, len(args)), grads)
-
-    def backward(saved: Any, cotangents: Sequence[Any]) -> Any:
-        return saved(*instantiated([ct for ct, v in zip(cotangents, head.sums, strict=True) if is_float(v)]))
-
-    return reverse_differentiable(plain, forward, backward, "recompute")
-
-
-def _scaled(count: int, grads: dict[int, jax.Array], scale: jax.Array) -> tuple[jax.Array | None, ...]:
-    """Returns the cotangents of `count` arguments, some of which have gradients."""
-    return tuple(grads[i] * scale.astype(grads[i].dtype) if i in grads else None for i in range(count))
+    blocks = [head.block(v, x) for v, x in zip(head.rows, rows, strict=True)]
+    total, others = summed_over_parts("recompute", loss, has_aux=True)(shared, [blocks])
+    return [*others[:place], total, *others[place:]]

@@ -4,18 +4,18 @@ import json
 import math
 import os
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.source_lines import source_line
-from cavs._remat.bytes import text_of
-from cavs._remat.loops import Region
-from cavs._remat.pareto import ParetoSearch, Point
+from cavs._memory.bytes import text_of
+from cavs._memory.plan_batch import columns
+from cavs._remat.loops import Point, Region
+from cavs._remat.pareto import ParetoSearch
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Values that are kept: `count` of them, one for each of `times` steps, `bytes` altogether."""
 
     what: str
@@ -58,7 +58,7 @@ class Plan:
 
     def frontier(self) -> list[tuple[int, float]]:
         """Returns (modelled peak in bytes, FLOPs run twice) of plans, the fastest first."""
-        return [(self._search.peaks[p.kept], p.flops) for p in self._search.points()]
+        return [(p.peak, p.flops) for p in self._search.points()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
@@ -67,18 +67,17 @@ class Plan:
 
     def rows(self) -> list[Row]:
         """Returns the kept values, the largest first."""
-        found: Counter[tuple[str, str, int, int, str]] = Counter()
+        found: Counter[Row] = Counter()
         kept = self._point.kept
         made = {v: e for e in kept.graph.forward for v in e.outvars}
         inside = [(region, v) for region in self._point.regions.values() if region.name for v in region.kept.keep]
         for v in kept.keep:
             if made[v].primitive.name == "scan" and (step := self._in_a_step(v, inside)):
                 inside.remove(step)
-                found[self._key(*step)] += 1
+                found[self._row(*step)] += 1
             else:
-                found[self._key(self._point.regions[""], v)] += 1
-        rows = [Row(what, shape, n, times, n * times * size, line) for (what, shape, times, size, line), n in found.items()]
-        return sorted(rows, key=lambda row: -row.bytes)
+                found[self._row(self._point.regions[""], v)] += 1
+        return sorted((row._replace(count=n, bytes=n * row.bytes) for row, n in found.items()), key=lambda row: -row.bytes)
 
     @staticmethod
     def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
@@ -92,13 +91,12 @@ class Plan:
         return None
 
     @staticmethod
-    def _key(region: Region, v: Var) -> tuple[str, str, int, int, str]:
-        eqn = next((e for e in region.kept.graph.forward if v in e.outvars), None)
-        line = (source_line(eqn) if eqn is not None else region.line) or ""
-        what = eqn.primitive.name if eqn is not None else "state of the loop"
-        kept = region.kept
+    def _row(region: Region, v: Var) -> Row:
+        eqn, kept = next((e for e in region.kept.graph.forward if v in e.outvars), None), region.kept
+        what, line = ("state of the loop", region.line) if eqn is None else (eqn.primitive.name, source_line(eqn))
         how = " on the host" if v in kept.host else " in bits" if v in kept.forms else ""
-        return what, v.aval.str_short(short_dtypes=True) + how, region.times, bytes_of_var(kept.as_kept(v)), line
+        size = region.times * bytes_of_var(kept.as_kept(v))
+        return Row(what, v.aval.str_short(short_dtypes=True) + how, 1, region.times, size, line or "")
 
     def repeated(self) -> list[tuple[str, float, str]]:
         """Returns the products that run twice: name, FLOPs, line."""
@@ -112,9 +110,9 @@ class Plan:
 
     def __str__(self) -> str:
         # A saving is printed if both of its numbers were compiled: no model of XLA is good enough for it.
-        sizes, kept = self._search.compiled, self._point.kept
-        peak = f"{text_of(sizes[kept])} (compiled)" if kept in sizes else f"{text_of(self._search.peaks[kept])} (modelled)"
-        plain = f", of jax.grad {text_of(sizes[None])} (compiled)" if kept in sizes and None in sizes else ""
+        sizes, point = self._search.compiled, self._point
+        peak = f"{text_of(sizes[point])} (compiled)" if point in sizes else f"{text_of(point.peak)} (modelled)"
+        plain = f", of jax.grad {text_of(sizes[None])} (compiled)" if point in sizes and None in sizes else ""
         lines = [f"The derivative of {self._name}: peak {peak}{plain}, kept for the backward {text_of(self.bytes)} (modelled)"]
         rows = [(text_of(r.bytes), r.what, r.shape, f"{r.count} x {r.times}", _short(r.line)) for r in self.rows()]
         lines += ["kept, modelled:", *columns([("bytes", "result of", "type", "times", "line"), *rows])]
@@ -132,8 +130,3 @@ class Plan:
 
 def _short(line: str) -> str:
     return line if len(line) <= 90 else "..." + line[-87:]
-
-
-def columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  " + "  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)).rstrip() for row in rows]

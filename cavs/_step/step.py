@@ -17,10 +17,9 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.mesh_types import varying
-from cavs._memory.divided import Loss
-from cavs._memory.divided_graphs import Collate
-from cavs._remat.bytes import bytes_of
-from cavs._remat.fit import compiler_options as compiler_options_of
+from cavs._memory.bytes import bytes_of
+from cavs._memory.divided import Collate, Loss
+from cavs._memory.fit import compiler_options as compiler_options_of
 from cavs._schedule.schedule import Schedule
 from cavs._step.background import Background
 from cavs._step.concurrent_jit import Concurrent, in_turn

@@ -9,12 +9,10 @@ import jax.numpy as jnp
 from cavs._feed.batches import Batches
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.batch_plan import BatchPlan
-from cavs._memory.batch_search import BatchGradient
 from cavs._memory.compare_parts import check_parts
-from cavs._memory.divided import Loss
-from cavs._memory.divided_graphs import Collate
-from cavs._memory.plan_batch import chosen, divided
+from cavs._memory.divided import Collate, Loss
+from cavs._memory.plan_batch import BatchPlan, chosen, divided
+from cavs._memory.search import BatchGradient
 
 OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 State = TypeVar("State")

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cavs._remat.bytes import memory_of_gpu
+from cavs._graphs.pytree import PyTree
+from cavs._memory.bytes import memory_of_gpu
 from cavs.kernels import Target
 
 MOST_COMPILED = 5  # plans that are compiled for a budget
@@ -51,10 +52,10 @@ def compiler_options(budget: int | str | None, least: int = 0, host: bool = Fals
 
 
 def seconds_of_step(compiled: Any, shapes: Sequence[Any], times: int = 3) -> float:
-    """Returns how long a compiled function runs, for zeros of these shapes: the fastest of some runs."""
+    """Returns how long a compiled function runs, for random numbers of these shapes: the fastest of some runs."""
     found = []
     with jax.ensure_compile_time_eval():  # the caller may be tracing
-        args = [jax.device_put(_zeros(x)) for x in shapes]
+        args = jax.device_put(values([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]))
         jax.block_until_ready(compiled(*args))
         for _ in range(times):
             start = time.perf_counter()
@@ -63,10 +64,18 @@ def seconds_of_step(compiled: Any, shapes: Sequence[Any], times: int = 3) -> flo
     return min(found)
 
 
-def _zeros(x: Any) -> Any:
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0), x.shape)
-    return jnp.zeros(x.shape, x.dtype)
+def values(tree: PyTree) -> PyTree:
+    """Returns the arrays of a tree; where shapes alone are known, random numbers."""
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(0), max(1, len(leaves)))
+    pairs = zip(leaves, keys, strict=False)
+    return treedef.unflatten([_drawn(x, key) if isinstance(x, jax.ShapeDtypeStruct) else x for x, key in pairs])
+
+
+def _drawn(x: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.split(key, x.shape)
+    return (0.1 * jax.random.normal(key, x.shape)).astype(x.dtype)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ import re
 
 import jax
 
+from cavs._graphs.pytree import PyTree
+
 _UNITS = (
     {"": 1, "b": 1}
     | {f"{p}b": 1000 ** (i + 1) for i, p in enumerate("kmgt")}
@@ -55,10 +57,9 @@ def memory_of_gpu() -> int | None:
 
 
 def _device_memory(function: str, argument: str) -> int:
+    if (limit := memory_of_gpu()) is not None:
+        return limit
     device = jax.devices()[0]
-    stats = device.memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"]
     if device.platform == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     raise ValueError(
@@ -71,3 +72,8 @@ def text_of(number: float) -> str:
     """Returns bytes as a text, such as "1.50 GiB"."""
     power = min(4, int(math.log(number, 1024))) if number >= 1024 else 0
     return f"{number / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def bytes_of_arrays(tree: PyTree) -> int:
+    """Returns the bytes of all arrays of a tree."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
