@@ -17,7 +17,7 @@ FAILED = ("wrong", "crashed", "unclear")
 # Why an engine that was asked for refuses F or a batch: the documentation says so of each.
 _NATIVE = (
     r"the schedule runs vertex by vertex", r"F was created with Optimizations\((lazy|fusion)=False\)",
-    r"the library has no \w+", r"it computes with \w+, and the library has float32, int32 and bool",
+    r"the library has no \S+", r"it computes with \w+, and the library has float32, int32 and bool",
     r"select_n of more than two cases", r"\w+ of (float32|int32|bool)\b", r"\w+ of operands of \[",
     r"a reduction of nothing", r"a product (of integers|without elements)", r"a value without elements",
     r"a rearrangement of single elements", r"pad with negative padding",
@@ -25,7 +25,7 @@ _NATIVE = (
 _PERSISTENT = (
     r"vertices of \d kinds have children", r"no vertex of the batch has children, or its schedule has no scripts",
     r"F was created with Optimizations\(lazy=False\)", r"F has a loop with a dynamic number of iterations",
-    r"the primitive \w+ has no device code", r"float32 values are needed, with int32 and bool beside them",
+    r"the primitive \S+ has no device code", r"float32 values are needed, with int32 and bool beside them",
     r"only float32 values can be summed", r"only whole blocks of \d+ numbers can be moved",
     r"only a sum or maximum over all numbers", r"only a vertex's value times a parameter matrix is possible",
     r"the weight must be float32 and its sizes multiples of", r"a width that is no multiple of \d+",
