@@ -152,7 +152,7 @@ def _packed_weights(
     from cavs.kernels._mosaic.weights import pack_weights
 
     inverses = [constants[program.scales[p.variable]] if p.variable in program.scales else None for p in layout.packed]
-    return [pack_weights(layout.packed, given, inverses, program.unit, config.hb, config)]
+    return [pack_weights(layout.packed, given, inverses, program.unit, config)]
 
 
 def _scratch_memory(config: LaunchConfig, layout: Layout) -> dict[str, Any]:

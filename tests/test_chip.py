@@ -21,7 +21,7 @@ from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
 from cavs._run import plans
 from cavs._run.tune import key_of
-from cavs.kernels import H200
+from cavs.kernels import H200, Target, persistent
 from cavs.kernels._layout import tuned
 from cavs.kernels._layout.config import PARTS, LaunchConfig
 from cavs.kernels._layout.layout import layout_of
@@ -112,8 +112,10 @@ def test_the_engine_is_chosen_by_what_was_measured() -> None:
         assert choose.choose_engine("persistent", job) == Persistent()
 
 
-def test_every_layout_on_record_is_taken() -> None:
+def test_every_layout_on_record_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is not among the candidates would be passed over without a word."""
+    monkeypatch.setattr(Target, "here", staticmethod(lambda: H200))
+    monkeypatch.setattr(persistent, "unsupported", lambda target: None)
     records, taken = tuned.nearest("NVIDIA H200"), set()
     for (cell, hidden), asked in itertools.product(
         {size[:2]: 0 for size in bench.SIZES}, ("tensorfloat32", "TF32_TF32_F32", "BF16_BF16_F32")

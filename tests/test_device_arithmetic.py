@@ -74,6 +74,14 @@ LAYOUTS += [(16, 1, False, "f16"), (8, 1, False, "f16")]
 LAYOUTS += [(8, 2, False, "tf32"), (16, 2, False, "fp32"), (16, 2, True, "tf32"), (32, 2, True, "tf32")]
 
 
+def level_of(forward: bool) -> Any:
+    """The program of a level of a Tree-LSTM."""
+    program = vp.BinaryTreeLSTM(128, 16)
+    params = jax.eval_shape(program.init, jax.random.key(0))
+    plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
+    return lower.recurrence_of(plan, None, forward).program
+
+
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize(("hb", "split", "tight", "precision"), LAYOUTS)
 @pytest.mark.parametrize("forward", [True, False])
@@ -81,10 +89,7 @@ def test_products_find_the_weights_that_were_copied(
     monkeypatch: pytest.MonkeyPatch, forward: bool, hb: int, split: int, tight: bool, precision: str, resident: bool
 ) -> None:
     """For each CTA, warp, tile, step of K and some lanes: the registers of `mma.sync`'s left operand."""
-    program = vp.BinaryTreeLSTM(128, 16)
-    params = jax.eval_shape(program.init, jax.random.key(0))
-    plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
-    level = lower.recurrence_of(plan, None, forward).program
+    level = level_of(forward)
     config = LaunchConfig(hb, 1, False, 8, 1, precision, resident, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
     rng, chunk = np.random.default_rng(0), PRECISIONS[precision].chunk
@@ -100,7 +105,7 @@ def test_products_find_the_weights_that_were_copied(
         if resident:
             store = _mosaic_weights._stores("shared", cast(Any, 0))
             given: Any = [(weights[p.offset], None) for p in layout.packed]
-            _mosaic_weights._pack(layout.packed, given, cast(Any, cta), store, level.unit, hb, config, cast(Any, None))
+            _mosaic_weights._pack(layout.packed, given, cast(Any, cta), store, level.unit, config, cast(Any, None))
         assert max(memory.words) < 4 * layout.words
         for spec, weight in pairs:
             part = next(p for p in layout.packed if p.offset == weight.offset)
@@ -134,10 +139,7 @@ def test_a_kernel_packs_the_words_of_the_interpreter(
     monkeypatch: pytest.MonkeyPatch, hb: int, split: int, tight: bool, precision: str, power: float
 ) -> None:
     """Of weights that tf32 holds, which the two would round to nearest in other ways, times a power of two."""
-    program = vp.BinaryTreeLSTM(128, 16)
-    params = jax.eval_shape(program.init, jax.random.key(0))
-    plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
-    level = lower.recurrence_of(plan, None, False).program
+    level = level_of(forward=False)
     config = LaunchConfig(hb, 1, False, 8, 1, precision, False, tight, split=split)
     layout, memory, rng = layout_of(level, config), emit_numbers(monkeypatch), np.random.default_rng(0)
     monkeypatch.setattr(_mosaic_weights, "_inverse", lambda x: 1 / x)
@@ -148,7 +150,7 @@ def test_a_kernel_packs_the_words_of_the_interpreter(
     words = layout.words
     for cta in (0, 3):
         store = _mosaic_weights._stores("global", cast(Any, 4 * words * cta))
-        _mosaic_weights._pack(layout.packed, given, cast(Any, cta), store, level.unit, hb, config, cast(Any, None))
+        _mosaic_weights._pack(layout.packed, given, cast(Any, cta), store, level.unit, config, cast(Any, None))
         got = np.array([memory.words[4 * (words * cta + n)] for n in range(words)], np.uint32)
         np.testing.assert_array_equal(got, want[cta].view(np.uint32))
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,8 +12,9 @@ from cavs import vertex_programs as vp
 from cavs._engines.persistent import chip
 from cavs._run import tune as tuning
 from cavs.kernels import H200, Target, persistent, tuned
-from tests.odd_graphs import joined, random_binary_tree
+from tests.odd_graphs import chain, joined, random_binary_tree
 
+HERE = Target.here
 Example = tuple[cavs.VertexFunction, Any, cavs.Schedule, np.ndarray]
 
 
@@ -64,7 +66,12 @@ def test_little_is_not_worth_a_record(hopper: None, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"F": 3}, "F: got a int; expected a cavs.VertexFunction"), ({"sched": 3}, "sched: got a int; expected a cavs.Schedule")],
+    [
+        ({"F": 3}, "F: got a int; expected a cavs.VertexFunction"),
+        ({"sched": 3}, "sched: got a int; expected a cavs.Schedule"),
+        ({"seconds": "all"}, "seconds: got a str; expected a number"),
+        ({"inputs": "rows"}, "inputs: got a str"),
+    ],
 )
 def test_errors(hopper: None, change: dict[str, Any], words: str) -> None:
     given = dict(zip(("F", "params", "sched", "inputs"), example(), strict=True))
@@ -73,5 +80,37 @@ def test_errors(hopper: None, change: dict[str, Any], words: str) -> None:
 
 
 def test_it_says_why_it_cannot_run_here() -> None:
-    with pytest.raises(ValueError, match="tune: engine persistent cannot run on this device: "):
+    with pytest.raises(ValueError, match="tune: it times launches of engine 'persistent', but its kernels need "):
         cavs.tune(*example())
+
+
+def test_it_says_why_it_cannot_run_a_batch(hopper: None) -> None:
+    F, params, _, x = example()
+    leaves = cavs.schedule(joined([random_binary_tree(1, seed=n) for n in range(8)]), scripts=True)
+    with pytest.raises(ValueError, match="tune: it times launches of engine 'persistent', but no vertex of the batch has"):
+        cavs.tune(F, params, leaves, x[: leaves.shape.vertices])
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_passes_take_integers_beside_parameters(hopper: None, monkeypatch: pytest.MonkeyPatch, forward: bool) -> None:
+    """What is timed, run by engine scan: each pass changes the parameters, and no integer."""
+
+    def counting(p: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.gather(0) @ p["q"] + v.pull())
+        v.scatter(h)
+        v.push({"h": h, "n": p["step"] + 1})
+
+    params = {"q": np.eye(128, dtype=np.float32), "step": np.int32(3)}
+    graphs = joined([chain(5)] * 8)
+    of = (
+        cavs.VertexFunction(counting, state=(128,), arity=1),
+        params,
+        cavs.schedule(graphs, scripts=True),
+        jnp.ones((40, 128), jnp.float32),
+    )
+    task = next(task for task in tuning.tasks(*of, None, H200) if task.made.forward == forward)
+    config = chip.candidates(task.made.program, task.made.precision, H200)[0]
+    monkeypatch.setattr(tuning, "Persistent", lambda layouts: "scan")
+    monkeypatch.setattr(Target, "here", HERE)
+    got = tuning._lowered(task, config).compile()(params)
+    assert got["step"] == 3 and np.isfinite(got["q"]).all() and forward == (got["q"] == params["q"]).all()

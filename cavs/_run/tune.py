@@ -10,15 +10,18 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from cavs._engines.engine import Job
 from cavs._engines.persistent import chip
 from cavs._engines.persistent.engine import Persistent
 from cavs._engines.persistent.lower import Recurrence, recurrence_of
+from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.equations import is_float
 from cavs._run.plans import plan_of
 from cavs._run.run import kind_names, run
 from cavs._schedule.schedule import Schedule
-from cavs.kernels import LaunchConfig, LevelProgram, Target, Unfit, persistent, tuned
+from cavs.kernels import LaunchConfig, LevelProgram, Target, tuned
 
 PASSES = 20  # in one measurement
 AT_ONCE = 8  # layouts that compile side by side
@@ -73,21 +76,24 @@ def tune(
         sched: a batch as in training.
         inputs: one row per vertex, as for [`cavs.run`][].
         edges: one row per edge, if F reads them.
-        seconds: begin no other measurement after so long.
+        seconds: after so long, no other layouts are compiled; at least eight are timed for each direction.
 
     Returns:
         For each direction the layout used before, the fastest, and their times: one line each.
 
     Raises:
-        TypeError: `F` is no `VertexFunction`, or `sched` is no `Schedule`.
-        ValueError: the persistent kernels cannot run F, this batch, or on this device.
+        TypeError: `F` is no `VertexFunction`, `sched` is no `Schedule`, `seconds` is no number, or a leaf is no array.
+        ValueError: engine `persistent` cannot run F, this batch, or on this device.
     """
     for name, value, wanted in (("F", F, VertexFunction), ("sched", sched, Schedule)):
         if not isinstance(value, wanted):
             raise TypeError(f"tune: {name}: got a {type(value).__name__}; expected a cavs.{wanted.__name__}.")
+    if not isinstance(seconds, int | float):
+        raise TypeError(f"tune: seconds: got a {type(seconds).__name__}; expected a number, such as 120.")
+    params, inputs, edges = (
+        as_arrays(x, f"tune: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
+    )
     target = Target.here()
-    if why := persistent.unsupported(target):
-        raise ValueError(f"tune: engine persistent cannot run on this device: {why}")
     end, lines = time.monotonic() + seconds, []
     for task in tasks(F, params, sched, inputs, edges, target):
         before, *others = fastest(task, target, end)
@@ -100,17 +106,19 @@ def tune(
 
 
 def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, edges: PyTree, target: Target) -> Iterator[Task]:
-    """Yields the forward and the backward of each kind whose vertices have children. Raises `ValueError` if it does not fit."""
+    """Yields the forward and the backward of the kind whose vertices have children.
+
+    Raises `ValueError` if engine `persistent` cannot run them.
+    """
     row = lambda rows: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)  # noqa: E731
-    plan = plan_of(F, jax.tree.map(jax.typeof, params), row(inputs), edges=row(edges))
-    kinds = [name for name, inner in zip(kind_names(F, sched), sched.shape.inner, strict=True) if inner]
-    for name in kinds:
-        for forward in (True, False):
-            try:
-                made = recurrence_of(plan, name, forward, sched.shape.forest, target=target)
-            except Unfit as e:
-                raise ValueError(f"tune: F: the persistent kernels cannot run it: {e}") from None
-            yield Task(F, params, sched, inputs, edges, made)
+    plan = plan_of(F, jax.tree.map(jax.typeof, params), row(inputs), sched.shape.most_children, row(edges))
+    job = Job(plan, sched.shape, kind_names(F, sched), target)
+    if reason := Persistent().unfit(job):
+        raise ValueError(f"tune: it times launches of engine 'persistent', but {reason}.")
+    (kind,) = job.inner_kinds
+    for forward in (True, False):
+        made = recurrence_of(Persistent().plan_for(job), kind, forward, sched.shape.forest, target=target)
+        yield Task(F, params, sched, inputs, edges, made)
 
 
 def key_of(task: Task) -> str:
@@ -157,13 +165,15 @@ def _lowered(task: Task, config: LaunchConfig) -> Any:
 
     def loss(params: PyTree) -> jax.Array:
         out = run(task.F, params, sched, task.inputs, edges=task.edges, select=select, engine=engine)
-        return jnp.asarray(sum(x.sum() for x in jax.tree.leaves(out)))
+        return jnp.asarray(sum((x.sum() for x in jax.tree.leaves(out) if is_float(x)), 0.0))
 
     def one(params: PyTree, _: None) -> tuple[PyTree, None]:
+        # Each pass reads what the one before wrote, so that XLA cannot run it once for all.
         if forward:
             value = loss(params)
-            return jax.tree.map(lambda p: p + 0 * value, params), None
-        return jax.tree.map(lambda p, g: p - 1e-6 * g, params, jax.grad(loss)(params)), None
+            return jax.tree.map(lambda p: p + (0 * value).astype(p.dtype) if is_float(p) else p, params), None
+        grads = jax.grad(loss, allow_int=True)(params)
+        return jax.tree.map(lambda p, g: p - 1e-6 * g if is_float(p) else p, params, grads), None
 
     return jax.jit(lambda params: jax.lax.scan(one, params, length=PASSES)[0]).lower(task.params)
 

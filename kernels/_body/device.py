@@ -35,7 +35,6 @@ class Device(Protocol):
         cta: jax.Array,
         target: Ref,
         unit: int,
-        hb: int,
         config: LaunchConfig,
     ) -> None: ...
 

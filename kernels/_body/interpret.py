@@ -54,12 +54,11 @@ def copy_weights(
     cta: jax.Array,
     target: Ref,
     unit: int,
-    hb: int,
     config: LaunchConfig,
 ) -> None:
     """Packs the thread block's columns of all weights."""
     weights = [ref[...] if one is None else ref[...] / one[0, 0] for ref, one in zip(refs, inverses, strict=True)]
-    target[...] = pack_weights(parts, weights, unit, hb, config.precision)[cta]
+    target[...] = pack_weights(parts, weights, unit, config.hb, config.precision)[cta]
 
 
 def _numbers(tile: Tile) -> jax.Array:

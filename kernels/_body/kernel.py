@@ -77,7 +77,7 @@ def run(strategy: Strategy) -> None:
         assert buffers.resident is not None
         unit, scales, packed = launch.program.unit, launch.program.scales, launch.layout.packed
         inverses = [buffers.tensors[scales[part.variable]] if part.variable in scales else None for part in packed]
-        launch.device.copy_weights(packed, buffers.weights, inverses, launch.block, buffers.resident, unit, config.hb, config)
+        launch.device.copy_weights(packed, buffers.weights, inverses, launch.block, buffers.resident, unit, config)
     _clear_padding(launch)
     strategy.begin()
     launch.device.sync()

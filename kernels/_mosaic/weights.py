@@ -36,14 +36,13 @@ def pack_weights(
     weights: Sequence[jax.Array],
     inverses: Sequence[jax.Array | None],
     unit: int,
-    hb: int,
     config: LaunchConfig,
 ) -> jax.Array:
     """Returns the words of `_layout.pack.pack_weights`, by one kernel: XLA transposes a weight in several passes over memory.
 
     `inverses`: for each part `None`, or a vector of one power of two, by which the weight is divided.
     """
-    blocks = unit // hb
+    blocks = unit // config.hb
     words = sum(part.words(config.precision) for part in parts)
     shares = 1 << (_BLOCKS // blocks).bit_length() - 1  # a power of two, so that threads have equally much to do
 
@@ -53,7 +52,7 @@ def pack_weights(
             *given, out = refs
             threads = Threads(scalar(share) * 128 + thread_index(), 128 * shares)
             store = _stores("global", address(out, 1) + int64(scalar(cta)) * (4 * words))
-            _pack(parts, _paired(given, inverses), scalar(cta), store, unit, hb, config, threads)
+            _pack(parts, _paired(given, inverses), scalar(cta), store, unit, config, threads)
 
         emit(list(refs), lax.axis_index("block"), lax.axis_index("share"))
 
@@ -74,7 +73,6 @@ def copy_weights(
     cta: jax.Array,
     target: Ref,
     unit: int,
-    hb: int,
     config: LaunchConfig,
 ) -> None:
     """Copies the thread block's columns of every weight into shared memory.
@@ -86,7 +84,6 @@ def copy_weights(
         cta: An int32 scalar: the number of this thread block in its group.
         target: The packed weights in shared memory, a vector of 32-bit words.
         unit: The width of a unit vector in memory.
-        hb: The units that a thread block owns.
         config: The layout on the chip.
     """
 
@@ -95,7 +92,7 @@ def copy_weights(
     @inline_mgpu(arg_types=([REF] * len(given), SCALAR, REF))
     def emit(ctx: Context, given: list[MemRef], cta: Scalar, target: MemRef) -> None:
         threads, store = Threads(thread_index(), 128 * config.warpgroups), _stores("shared", address(target, 3))
-        _pack(parts, _paired(given, inverses), scalar(cta), store, unit, hb, config, threads)
+        _pack(parts, _paired(given, inverses), scalar(cta), store, unit, config, threads)
 
     emit(given, cta, target)
 
@@ -118,16 +115,15 @@ def _pack(
     cta: I32,
     store: Store,
     unit: int,
-    hb: int,
     config: LaunchConfig,
     threads: Threads,
 ) -> None:
     """Packs the columns of a thread block."""
     # If thread blocks divide K, each of them has a part of K for the columns of all of them.
-    split = config.split
-    first, peer = cta // split * (hb * split), cta % split
+    split, columns = config.split, config.hb * config.split
+    first, peer = cta // split * columns, cta % split
     for part, (ref, scale) in zip(parts, weights, strict=True):
-        source = _Source(part, ref, first, peer * part.k, unit, hb * split, config.precision, scale)
+        source = _Source(part, ref, first, peer * part.k, unit, columns, config.precision, scale)
         if part.tight:
             _copy_triples(source, store, threads)
             continue

@@ -123,7 +123,7 @@ def is_crowded(program: LevelProgram, config: LaunchConfig) -> bool:
 
 
 def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None, graphs: int = PARTS) -> float:
-    """Estimates the mean cost of a level on schedules of a shape, if batches have so many graphs.
+    """Estimates the mean cost of a level on schedules of a shape, for batches of `graphs` graphs.
 
     Most levels are narrow, with half the mean number of vertices; most vertices lie on a few wide levels.
     """
@@ -164,7 +164,7 @@ def tuning_keys(program: LevelProgram, forward: bool, precision: str, shape: Sha
     """Returns the keys under which a layout may be recorded in `kernels/tuned`, the nearest first.
 
     Returns:
-        Keys for batches of so few graphs, none if each group of thread blocks has a graph; and keys for others.
+        Keys for batches of exactly so few graphs, none if each group may have one; and keys for batches of any number.
     """
     weights = {(p.weight, p.axis): p for p in program.products()}
     sizes = [(program.size(p.size), p.blocks * program.unit) for p in weights.values()]
@@ -214,7 +214,7 @@ def _spread_if_faster(program: LevelProgram, best: LaunchConfig, fitting: list[L
 
 
 def spread(layouts: list[LaunchConfig]) -> list[LaunchConfig]:
-    """Returns these layouts with groups that share the rows of every level, for batches of fewer graphs than groups."""
+    """Returns these layouts, changed so that groups share the rows of every level, for batches of fewer graphs than groups."""
     several = [dataclasses.replace(c, spread=True, dataflow=False, clustered=False) for c in layouts if c.groups > 1]
     return list(dict.fromkeys(several))
 
@@ -230,6 +230,8 @@ def _recorded(recurrence: Direction, target: Target, keys: list[str]) -> LaunchC
     program, precision = recurrence.program, recurrence.precision
     records = tuned.nearest(target.device_kind)
     known = next((records[k] for k in keys if k in records), None)
-    config = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"}) if known else None
+    if known is None:
+        return None
+    config = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"})
     fitting = candidates(program, precision, target)
-    return config if config in fitting + spread(fitting) else None
+    return config if config in (spread(fitting) if config.spread else fitting) else None

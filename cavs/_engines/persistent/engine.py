@@ -209,17 +209,18 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
 
 
 def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:
-    """Returns exponents of operands of lazy gradients, from bounds of F. If F bounds only what inner vertices scatter, leaves
-    are searched for larger numbers.
+    """Returns exponents of operands of lazy gradients, from bounds of F.
+
+    If F bounds only what vertices with children scatter, it searches the leaves for larger numbers.
     """
-    plan, shape = batch.plan, batch.sched.shape
+    plan, shape, gathered = batch.plan, batch.sched.shape, gathered_operands(part)
     everywhere, inner = state_bounds(plan), state_bounds(plan, leaves=False)
     leaves = {
         i: exponent_of(saved.states[i][: shape.pad + sum(shape.leaves)], inner[i])
-        for i in {*gathered_operands(part).values()}
-        if everywhere[i] == math.inf > inner[i] and i not in plan.overwritten
+        for i in {*gathered.values()} - plan.overwritten
+        if everywhere[i] == math.inf > inner[i] and saved.states[i].dtype == jnp.float32
     }
-    found = {x: leaves[i] for x, i in gathered_operands(part).items() if i in leaves}
+    found = {x: leaves[i] for x, i in gathered.items() if i in leaves}
     return found | {x: exponent_of_power(n) for x, n in powers_of_operands(part, everywhere).items()}
 
 

@@ -31,7 +31,7 @@ def _explain_kind(plan: FunctionPlan, name: str | None, target: Target) -> str:
     text = f"forward: {_explain_launch(forward, target)}; backward: {_explain_launch(backward, target)}."
     if (backward.arity > 1 or backward.part.gathers_all) and possible(backward.program, backward.precision, target):
         text += " Levels of thousands of vertices run as tiled products in a launch of their own, if that is faster."
-    text += " In a batch of few graphs with wide levels, all groups share the rows of every level."
+    text += " In a batch of few graphs with wide levels, all groups share the rows of every level, if that should be faster."
     return text
 
 
