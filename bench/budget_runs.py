@@ -1,6 +1,7 @@
 """Training steps in processes of their own: the allocator's peak, runs with a capped allocator, largest batches, and the host.
 
-`python -m bench.budget_runs FOLDER [--limit SECONDS] [--small] [--only PART ...]` writes `budget_runs.json`, after each run.
+`python -m bench.budget_runs FOLDER [--limit SECONDS] [--small] [--only PART ...] [--model MODEL ...]` writes
+`budget_runs.json`, after each run.
 
 Each step is planned and compiled in one process, which also measures algorithms of convolutions, and runs in another one, which
 reads the compiled program: so the allocator's peak is that of the step.
@@ -151,7 +152,9 @@ def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
         slow_first = sorted(wanted, key=lambda task: task["model"] != "resnet152")
         is_large = any(task["part"] in ("largest", "wide") for task in wanted)
         with ThreadPoolExecutor(LARGE_AT_ONCE if is_large else AT_ONCE) as pool:
-            records = {name_of(t): r for t, r in zip(slow_first, pool.map(compiled, slow_first), strict=True)}
+            at_once = [t for t in slow_first if not t["variant"].startswith("offload")]
+            records = {name_of(t): r for t, r in zip(at_once, pool.map(compiled, at_once), strict=True)}
+        records |= {name_of(t): compiled(t) for t in slow_first if t not in at_once}  # alone: `recompute` times these plans
         print(f"compiled: {limit - (end - time.perf_counter()):.0f} s", flush=True)
         ready = [task for task in wanted if "error" not in records[name_of(task)]]
         for record in records.values():
@@ -173,7 +176,8 @@ def run_all(wanted: Sequence[Record], out: Path, limit: float) -> list[Record]:
 
 def line_of(r: Record) -> str:
     """One line of the summary."""
-    sizes = [f"{k} {r[k] / 1e6:.0f} MB" for k in ("temp", "total", "budget", "peak", "cap", "limit", "on_host") if r.get(k)]
+    amounts = {k: r.get(k) for k in ("temp", "total", "budget", "peak", "cap", "limit", "on_host")}
+    sizes = [f"{k} {n / 1e6:.0f} MB" for k, n in amounts.items() if isinstance(n, int) and n]
     more = [f"{k} {r[k]}" for k in ("parts", "ms", "samples", "bytes_per_second") if r.get(k)]
     return " ".join([r["part"], r.get("model", ""), r.get("variant", ""), *sizes, *more, r.get("error", "")[-200:]])
 
@@ -183,6 +187,8 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--limit", type=float, default=480)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--only", nargs="*", help="parts")
+    parser.add_argument("--model", nargs="*")
     asked = parser.parse_args()
-    run_all([t for t in tasks(asked.small) if not asked.only or t["part"] in asked.only], asked.folder, asked.limit)
+    wanted = [t for t in tasks(asked.small) if not asked.only or t["part"] in asked.only]
+    run_all([t for t in wanted if not asked.model or t["model"] in asked.model], asked.folder, asked.limit)
