@@ -105,6 +105,24 @@ def test_the_host_is_used_if_it_was_faster(seconds, chosen, monkeypatch):
     assert_close(jax.jit(jax.grad(ours))(ws, x), jax.grad(layers)(ws, x), 1e-11)
 
 
+def test_more_goes_to_the_host_if_the_first_share_does_not_fit(monkeypatch):
+    """XLA's schedule of a plan with a few copies can need more memory than without any."""
+    monkeypatch.setattr(forms, "_LEAST", 0)
+    sizes, shares = iter([60_000, 30_000]), []
+
+    def sized(jitted: Any, args: Any, options: Any) -> Any:
+        text = str(jax.make_jaxpr(jitted)(*args))
+        shares.append(text.count("Host"))
+        return None, next(sizes) if shares[-1] else 40_000 if text.count(" dot_general") > 17 else 55_000
+
+    monkeypatch.setattr(pareto, "compiled_step", sized)
+    monkeypatch.setattr(pareto, "seconds_of_step", lambda step, shapes: 1.0)
+    ws, x = arrays()
+    assert recompute(layers, 50_000, offload=True).plan(ws, x)._point.kept.host
+    few, more = filter(None, shares)
+    assert few < more
+
+
 @pytest.mark.parametrize("wrap", [jax.jit, lambda fn: jax.jit(jax.vmap(fn, (None, 0)))], ids=["jit", "vmap"])
 def test_steps_are_timed_while_the_caller_traces(wrap, monkeypatch):
     monkeypatch.setattr(forms, "_LEAST", 0)

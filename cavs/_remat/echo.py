@@ -96,7 +96,7 @@ class Recomputed(Generic[R]):
         return jax.tree.unflatten(tree, planned(*consts, *flat))
 
     def plan(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Plan:
-        """Returns what the derivative keeps. With a budget, this compiles up to five plans.
+        """Returns what the derivative keeps. With a budget, this compiles up to five plans, and two more for `offload`.
 
         Args:
             *args: arguments of `fn`, or their `jax.ShapeDtypeStruct`.
