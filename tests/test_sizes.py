@@ -1,5 +1,6 @@
 """Values of width 0 and 1, and kinds of which a batch has no leaf, no other vertex, or no vertex: as vertex by vertex."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from cavs._engines.persistent.lower import recurrence_of
 from cavs._readers.json_values import as_values
 from cavs._run.plans import plan_of
 from cavs.kernels import Unfit
-from tests.odd_graphs import GRAPHS, children_of
+from tests.odd_graphs import GRAPHS, children_of, joined, random_binary_tree
 from tests.per_vertex import PerVertex, with_edges
 from tests.truth import assert_close
 
@@ -134,3 +135,35 @@ def test_stacked_batches_have_arrays_of_width_0() -> None:
 def test_no_rows_have_no_values() -> None:
     assert as_values(np.zeros((0, 3))) == [] and as_values(np.zeros((2, 0))) == [[], []]
     assert as_values(np.array([[1.0, np.nan], [1.0, 2.0]])) == [None, [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("engine", ["scan", "native"])
+def test_what_parameters_alone_give_counts_for_vertices_that_are_there(engine: str) -> None:
+    """F at vertices of kind "b", and at leaves of it, has poles that depend on parameters alone; the batch has none of them."""
+
+    def leaf(p: Any, v: cavs.Vertex) -> None:
+        v.scatter(v.pull())
+        v.push(v.pull())
+
+    def a(p: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.gather(0) @ p["w"] + v.gather(1))
+        v.scatter(h)
+        v.push(h)
+
+    def b(p: Any, v: cavs.Vertex) -> None:
+        x, y = v.gather(0), v.gather(1)
+        h = jnp.tanh((x / y * p["c"]) @ p["w"]) + jnp.sqrt(p["zero"])  # at a leaf, 0 / 0
+        v.scatter(h)
+        v.push(h)
+
+    F = cavs.VertexFunction({"leaf": leaf, "a": a, "b": b}, state=(8,), arity=2)
+    tree, rng = random_binary_tree(9, seed=9), np.random.default_rng(0)
+    kind = (tree.height > 0) * (1 + np.arange(3)[:, None] // 2)  # of three trees, the last one has vertices of kind "b"
+    trees = dataclasses.replace(joined([tree] * 3), kind=kind.reshape(-1).astype(np.int32), kind_names=("leaf", "a", "b"))
+    params = {"w": np.float32(rng.normal(size=(8, 8))), "c": np.ones(8, np.float32), "zero": np.zeros(8, np.float32)}
+    x = np.float32(rng.normal(size=(tree.num_vertices, 8)))
+    room = next(iter(cavs.data.Loader(trees, 1, steps=1, shapes=1, seed=None)))
+    assert all(room.shape.inner[1:]) and room.inner_count.tolist() == [0, 8, 0]
+    for sched in (cavs.schedule(trees[:1]), room):
+        grads = jax.grad(lambda p, s=sched: (cavs.run(F, p, s, x, engine=engine) ** 2).sum())(params)
+        assert np.isfinite(grads["w"]).all() and grads["w"].any() and not grads["c"].any() and not grads["zero"].any()

@@ -69,14 +69,8 @@ def backward(
     with jax.named_scope("levels"):
         known = known._replace(inputs=no_rows(saved.inputs), edges=no_rows(saved.edges))
         after = engine.backward_levels(batch, saved, known)
-    # A kind without vertices in this batch adds nothing, whatever F computes on its rows (see `_stages.tensors`).
-    counts = [rows.count for rows in batch.rows]
-    statics = [
-        {i: jnp.where(n > 0, ct, jnp.zeros_like(ct)) for i, ct in own.items()}
-        for n, own in zip(counts, after.statics, strict=True)
-    ]
     with jax.named_scope("leaves"):
-        return _leaves_back(batch, engine, saved, after._replace(statics=statics), cts)
+        return _leaves_back(batch, engine, saved, after, cts)
 
 
 def _no_cotangents(batch: Batch, saved: Saved) -> Cotangents:
@@ -155,9 +149,9 @@ def _leaves_back(
     ct_params: list[Cotangent] = []
     ct_inputs = known.inputs
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)
-    for k, transpose in enumerate(saved.static):
+    for k, (transpose, rows) in enumerate(zip(saved.static, batch.rows, strict=True)):
         statics = [known.statics[k].get(i, zero_cotangent(x)) for i, x in enumerate(saved.statics[k])]
-        ct_params = _sum(ct_params, transpose(statics)[0])
+        ct_params = _sum(ct_params, _if_any(transpose(statics)[0], rows.count))
     if batch.has_leaves:
         return ct_params, [*made(ct_inputs), *made(known.edges)]
     for k, (size, vertex) in enumerate(zip(sched.shape.leaves, leaf_vertices(sched), strict=True)):
@@ -172,14 +166,18 @@ def _leaves_back(
         else:
             pushed = [zero_cotangent(jax.ShapeDtypeStruct((size, *a.shape), a.dtype)) for a in plan.push_avals]
         ct, ct_pulled = saved.leaf[k]((mine, pushed))
-        ct = [x if x.dtype == jax.dtypes.float0 else jnp.where(count > 0, x, jnp.zeros_like(x)) for x in ct]
-        ct_params = _sum(ct_params, ct)
+        ct_params = _sum(ct_params, _if_any(ct, count))
         # If the rows of inner vertices are there already, the rows of the leaves, which may be few, are scattered between them.
         if inside and not engine.one_launch:
             ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
         else:
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.leaf_row[k], count)
     return ct_params, [*made(ct_inputs), *made(known.edges)]
+
+
+def _if_any(cts: list[Cotangent], count: jax.Array) -> list[Cotangent]:
+    """Returns zeros for a kind without vertices in this batch, whatever F computes on its rows, or from parameters alone."""
+    return [x if x.dtype == jax.dtypes.float0 else jnp.where(count > 0, x, jnp.zeros_like(x)) for x in cts]
 
 
 def _sum(a: list[Cotangent], b: list[Cotangent]) -> list[Cotangent]:
