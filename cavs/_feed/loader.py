@@ -58,7 +58,7 @@ class LoaderOptions(TypedDict, total=False):
     ahead: int | None
     parts: int | None
     policy: str
-    kinds: bool
+    kinds: bool | str
     shuffle: bool
 
 
@@ -192,7 +192,7 @@ class Loader(Generic[Yielded]):
         mesh: Mesh | None = None,
         parts: int | None = None,
         policy: str = "batching",
-        kinds: bool = True,
+        kinds: bool | str = True,
         shuffle: bool = True,
         **others: Any,
     ):

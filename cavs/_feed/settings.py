@@ -15,7 +15,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
-from cavs._schedule.shape_choice import Options
+from cavs._schedule.shape_choice import Kinds, Options
 from cavs.kernels import Target
 
 GROUPS = ("balanced", "similar", "random")
@@ -107,7 +107,7 @@ def refuse_others(others: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 def members_of(
-    graphs: Source | Sequence[Source], batches: object, fields: Sequence[str] | None, policy: str, kinds: bool, collated: bool
+    graphs: Source | Sequence[Source], batches: object, fields: Sequence[str] | None, policy: str, kinds: Kinds, collated: bool
 ) -> tuple[list[Member], bool]:
     """Returns the data sets of a loader, and whether they were given as a sequence.
 

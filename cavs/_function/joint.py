@@ -24,7 +24,7 @@ class RoleProgram:
     states: tuple[Atom, ...]  # outputs of the program, one per leaf of the state: what the vertex scatters
     pushes: tuple[Atom, ...]  # outputs of the program: what the vertex pushes, flat
     notes: tuple[str, ...]  # a description of each group of fused products
-    gathers_all: bool  # whether `gather_all` is called, even if nothing reads what it returns
+    gathering: frozenset[str | None]  # the kinds whose function calls `gather_all`, even if nothing reads what it returns
     reads_edges: bool  # whether `gather_all` is called with `edges=True`
     # The line of F's first loop with a dynamic number of iterations, as the end of a sentence; empty if there is none.
     loop: str

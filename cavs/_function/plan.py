@@ -8,10 +8,9 @@ import jax
 
 from cavs._function.joint import RoleProgram
 from cavs._function.keep_options import KeepOptions
-from cavs._function.misuse import role_name, short
 from cavs._function.raw_keys import key_impl, stored_aval
 from cavs._function.split import Split, split, split_leaf
-from cavs._function.trace import ArgumentShapes, Pushed, trace_role
+from cavs._function.trace import ArgumentShapes, agreed, trace_role
 from cavs._function.vertex import VertexFunction
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import PyTreeDef, is_var
@@ -136,22 +135,13 @@ def make_plan(function: VertexFunction, shapes: ArgumentShapes, most: int | None
     leaf, inner, pushes = {}, {}, {}
     for kind in function.fns:
         leaf[kind], pushes[kind, True] = trace_role(function, kind, shapes, most, leaf=True)
+        if inner and function.mixes:  # all kinds have the same program
+            inner[kind] = next(iter(inner.values()))
+            continue
         role, pushes[kind, False] = trace_role(function, kind, shapes, most, leaf=False)
         inner[kind] = split(role, function.optimizations.eager)
-    pushed = _agreed(pushes)
+    pushed = agreed(pushes)
     state_avals = [stored_aval(a) for a in function.state_avals(shapes.params, shapes.inputs)]
     push_avals = [stored_aval(a) for a in pushed.avals]
     return FunctionPlan(function, state_avals, push_avals, pushed.tree, [key_impl(a) for a in pushed.avals], leaf, inner)
 
-
-def _agreed(pushes: dict[tuple[str | None, bool], Pushed]) -> Pushed:
-    """Checks that all kinds and roles push the same, and returns what they push."""
-    (first, pushed), *rest = pushes.items()
-    for which, other in rest:
-        if other.tree != pushed.tree or [(a.shape, a.dtype) for a in other.avals] != [(a.shape, a.dtype) for a in pushed.avals]:
-            raise ValueError(
-                f"push: {role_name(*which)} pushes {other.tree} of {short(other.avals)}, but "
-                f"{role_name(*first)} pushes {pushed.tree} of {short(pushed.avals)}. All vertices must push the same "
-                "structure, shapes and dtypes."
-            )
-    return pushed

@@ -16,7 +16,7 @@ from cavs._jaxpr.equations import Program, bind, is_float, run_equations, shape_
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 
 # f(+0) = +0, whatever the parameters of the equation.
-_ZERO_UNARY = {
+KEEPS_ZERO = {
     "reshape", "broadcast_in_dim", "transpose", "reduce_sum", "slice", "squeeze", "convert_element_type", "copy",
     "tanh", "sin", "abs", "sign", "rev", "stop_gradient", "cumsum", "real", "reduce_precision", "split",
     spread_p.name, reduce_sum_p.name, enter_p.name,
@@ -24,7 +24,7 @@ _ZERO_UNARY = {
 
 
 # The result consists of elements of the operands.
-_MOVES = frozenset(
+MOVES = frozenset(
     "broadcast_in_dim reshape squeeze expand_dims slice transpose rev split concatenate copy stop_gradient".split()
 )
 
@@ -96,7 +96,7 @@ def _folded(eqn: Eqn, args: Sequence[Any], ranges: Sequence[Range | None]) -> li
     constant = all(a.constant for a in args if isinstance(a, _Zero))
     others = [of for of, is_zero in zip(ranges, zero, strict=True) if not is_zero]
     product = name == "mul" and not constant and (not is_float(out) or None not in others)
-    if name == "dot_general" or product or (name in _ZERO_UNARY and zero[0]):
+    if name == "dot_general" or product or (name in KEEPS_ZERO and zero[0]):
         return [_Zero(v.aval, constant) for v in eqn.outvars]
     if name in ("add", "add_any", "sub", "concatenate") and all(zero):
         return [_Zero(out.aval, constant)]
@@ -132,7 +132,7 @@ def _range_of_results(eqn: Eqn, of: Sequence[Range | None]) -> Range | None:
     known = [r for r in (of[1:] if name == "select_n" else of) if r is not None]
     if not known or len(known) < len(of) - (name == "select_n"):
         return None
-    if name in _MOVES or name in ("select_n", "max", "min") or (name == "convert_element_type" and is_float(eqn.outvars[0])):
+    if name in MOVES or name in ("select_n", "max", "min") or (name == "convert_element_type" and is_float(eqn.outvars[0])):
         return min(low for low, _ in known), max(high for _, high in known)
     if name in ("add", "add_any"):
         return sum(low for low, _ in known), sum(high for _, high in known)

@@ -11,7 +11,8 @@ from cavs._function.common_subexpressions import merge_common_subexpressions
 from cavs._function.domains import EDGE, ROW, Domains, domains
 from cavs._function.fuse import fuse_products
 from cavs._function.joint import RoleProgram
-from cavs._function.misuse import check_outputs, check_program, defined, explained, role_name
+from cavs._function.misuse import check_outputs, check_program, defined, explained, role_name, short
+from cavs._function.mixed import mixed_program
 from cavs._function.raw_keys import from_stored, stored_aval, to_stored
 from cavs._function.rewrite import fold_zeros, make_domains_explicit
 from cavs._function.transpose import has_loop
@@ -47,7 +48,8 @@ def trace_role(
     `most`: the largest number of children; `None` if F does not call `gather_all` within `gather_all`. `leaf`: whether the role
     is that of leaves.
     """
-    program, arguments_of, pushed, gathers_all, reads_edges = _traced(function, kind, shapes, most, leaf)
+    traced = _mixed(function, shapes, most) if function.mixes and not leaf else _traced(function, kind, shapes, most, leaf)
+    program, arguments_of, pushed, gathering, reads_edges = traced
     loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
     program = _without_marks(program)
     num_states = len(function.key_impls)
@@ -72,7 +74,7 @@ def trace_role(
         states=program.outs[:num_states],
         pushes=program.outs[num_states:],
         notes=tuple(notes),
-        gathers_all=gathers_all,
+        gathering=gathering,
         reads_edges=reads_edges,
         loop=loop,
     )
@@ -96,18 +98,25 @@ class _Arguments(NamedTuple):
         return known | {v: EDGE for v in (*self.child, *self.edges)}
 
 
+class _Traced(NamedTuple):
+    """F as a program."""
+
+    program: Program
+    arguments_of: Callable[[Program], _Arguments]  # finds its inputs in this program or a rewritten one
+    pushed: Pushed
+    gathering: frozenset[str | None]  # the kinds whose function calls `gather_all`
+    reads_edges: bool  # whether that reads edges
+
+
 def _traced(
     function: VertexFunction, kind: str | None, shapes: ArgumentShapes, most: int | None, leaf: bool
-) -> tuple[Program, Callable[[Program], _Arguments], Pushed, bool, bool]:
-    """F as a program, and how to find its inputs in this program or a rewritten one.
-
-    Returns both, what F pushes, whether it calls `gather_all`, and whether that reads edges.
-    """
+) -> _Traced:
+    """F of one kind as a program."""
     fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
     avals = function.state_avals(shapes.params, shapes.inputs)
     stored = [stored_aval(a) for a in avals]
     pushed: list[Pushed] = []
-    calls: list[tuple[bool, bool]] = []
+    calls: list[tuple[frozenset[str | None], bool]] = []
 
     def one_vertex(
         given: ArgumentShapes, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
@@ -124,7 +133,7 @@ def _traced(
         check_outputs(v, who, fn)
         assert v.scattered is not None
         leaves, structure = jax.tree.flatten(v._value)
-        calls.append((v._gathers.calls > 0, v._gathers.reads_edges))
+        calls.append((frozenset({kind} if v._gathers.calls else ()), v._gathers.reads_edges))
         pushed.append(Pushed(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]))
         return list(map(to_stored, v.scattered)), list(map(to_stored, leaves))
 
@@ -141,7 +150,32 @@ def _traced(
         params, inputs, edges = (tuple(jax.tree.leaves(x)) for x in given)
         return _Arguments(params, inputs, edges, tuple(map(tuple, slots)), tuple(child), num_children)
 
-    return program, arguments_of, pushed[-1], *calls[-1]
+    return _Traced(program, arguments_of, pushed[-1], *calls[-1])
+
+
+def _mixed(function: VertexFunction, shapes: ArgumentShapes, most: int | None) -> _Traced:
+    """F at vertices with children, of all kinds that `function.mixes`."""
+    found = {k: _traced(function, kind, shapes, most, leaf=False) for k, kind in function.mixes.items()}
+    pushed = agreed({(kind, False): found[k].pushed for k, kind in function.mixes.items()})
+    first = next(iter(found.values()))
+    arguments = first.arguments_of(first.program)
+    programs = {k: (one.program, domains(one.program.eqns, one.arguments_of(one.program).domains)) for k, one in found.items()}
+    program = mixed_program(programs, arguments.inputs[-1], {*arguments.params})
+    gathering = frozenset[str | None]().union(*(one.gathering for one in found.values()))
+    return _Traced(program, first.arguments_of, pushed, gathering, any(one.reads_edges for one in found.values()))
+
+
+def agreed(pushes: dict[tuple[str | None, bool], Pushed]) -> Pushed:
+    """Checks that all kinds and roles push the same, and returns what they push."""
+    (first, pushed), *rest = pushes.items()
+    for which, other in rest:
+        if other.tree != pushed.tree or [(a.shape, a.dtype) for a in other.avals] != [(a.shape, a.dtype) for a in pushed.avals]:
+            raise ValueError(
+                f"push: {role_name(*which)} pushes {other.tree} of {short(other.avals)}, but "
+                f"{role_name(*first)} pushes {pushed.tree} of {short(pushed.avals)}. All vertices must push the same "
+                "structure, shapes and dtypes."
+            )
+    return pushed
 
 
 def _without_marks(program: Program) -> Program:

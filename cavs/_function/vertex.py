@@ -112,6 +112,8 @@ class VertexFunction(Generic[Pushed]):
             raise ValueError('VertexFunction: state: got no leaves; expected at least one shape. Write {"h": (512,)}.')
         self.key_impls = [key_impl(s) if isinstance(s, jax.ShapeDtypeStruct) else None for s in self._specs]
         self.nests_gather_all = False  # set when F is traced and calls `gather_all` within `gather_all`
+        # The kinds, by number, of vertices with children, if their tasks mix kinds (`_function.mixed`).
+        self.mixes: dict[int, str] = {}
 
     def __repr__(self) -> str:
         names = {kind: getattr(fn, "__name__", type(fn).__name__) for kind, fn in self.fns.items()}

@@ -30,7 +30,7 @@ class DeferredGraphs(Graphs):
         # The constructor takes the fields, as `dataclasses.replace` expects.
         batch = object.__new__(DeferredGraphs)
         object.__setattr__(batch, "_held", (graphs, index))
-        batch._of_arity(graphs._arity)
+        batch._of_data(graphs._arity, graphs._inner_kinds)
         return batch
 
     def _select(self) -> Graphs:

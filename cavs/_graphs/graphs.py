@@ -164,12 +164,17 @@ class Graphs:
         return arity_of(np.diff(self.child_offsets))
 
     @functools.cached_property
+    def _inner_kinds(self) -> tuple[int, ...]:
+        """The kinds of vertices with children, in the data set from which these graphs were selected."""
+        return () if self.kind is None else tuple(np.unique(self.kind[self.height > 0]).tolist())
+
+    @functools.cached_property
     def _facts(self) -> Facts:
         return facts_of(self.vertex_offsets, self.child_offsets, self.children, self.height)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the fields and the arity."""
-        return {name: getattr(self, name) for name in (*(f.name for f in dataclasses.fields(self)), "_arity")}
+        """Copies and pickles hold the fields and the facts of the data set."""
+        return {name: getattr(self, name) for name in (*(f.name for f in dataclasses.fields(self)), "_arity", "_inner_kinds")}
 
     def __getitem__(self, index: Index) -> "Graphs":
         """Selects graphs by an int, a slice, or an array of integers or booleans, in the order of the index.
@@ -187,7 +192,7 @@ class Graphs:
         e0, e1 = int(self.child_offsets[v0]), int(self.child_offsets[v1])
         vertex_offsets, child_offsets = self.vertex_offsets[start : stop + 1] - v0, self.child_offsets[v0 : v1 + 1] - e0
         part = self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1), slice(start, stop))
-        return part._of_arity(self._arity)
+        return part._of_data(self._arity, self._inner_kinds)
 
     def _select(self, index: np.ndarray) -> "Graphs":
         starts = self.vertex_offsets[index]
@@ -198,7 +203,7 @@ class Graphs:
         edge_offsets = offsets(edges)
         child_offsets = np.append(self.child_offsets.take(rows) - (first - edge_offsets[:-1]).repeat(sizes), edge_offsets[-1])
         part = self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges), index)
-        return part._of_arity(self._arity)
+        return part._of_data(self._arity, self._inner_kinds)
 
     def _with_rows(
         self,
@@ -225,9 +230,9 @@ class Graphs:
             jax.tree.map(lambda leaf: leaf[rows], self.x),
         )
 
-    def _of_arity(self, arity: int) -> "Graphs":
-        """Sets the arity of the data set from which these graphs were selected, and returns them."""
-        self.__dict__["_arity"] = arity
+    def _of_data(self, arity: int, inner_kinds: tuple[int, ...]) -> "Graphs":
+        """Sets facts of the data set from which these graphs were selected, and returns them."""
+        self.__dict__ |= {"_arity": arity, "_inner_kinds": inner_kinds}
         return self
 
     def __add__(self, other: "Graphs") -> "Graphs":

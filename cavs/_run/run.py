@@ -15,6 +15,7 @@ from cavs._engines.engine import Engine, Job
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
+from cavs._function.mixed import mixed
 from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored
 from cavs._function.vertex import Pushed, VertexFunction
@@ -112,6 +113,7 @@ def run_with_options(
     inputs, length = _padded_inputs(inputs, sched, exact)
     kinds = kind_names(F, sched)
     edges = _padded_edges(edges, sched)
+    F, inputs = of_mixed_kinds(F, sched, inputs)
     plan = plan_of(F, jax.tree.map(_aval, params), _row_avals(inputs), sched.shape.most_children, _row_avals(edges))
     if edges is not None and not plan.reads_edges:
         raise ValueError(
@@ -210,6 +212,13 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     return sched.shape.kinds
 
 
+def of_mixed_kinds(F: VertexFunction, sched: Schedule, inputs: PyTree) -> tuple[VertexFunction, PyTree]:
+    """Returns F and its inputs for a schedule whose tasks may mix kinds: then F pulls the kinds, too."""
+    if not sched.shape.mixed or None in F.fns:
+        return F, inputs
+    return mixed(F, sched.shape.kinds, sched.shape.mixed), {"inputs": inputs, "kind": jnp.asarray(sched.kind)}
+
+
 def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: tuple[str | None, ...]) -> jax.Array | None:
     """Raises `ValueError` if a vertex has more children than the function of its kind reads.
 
@@ -217,8 +226,8 @@ def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: 
     answer the question, compiled code checks the numbers: a host callback raises the error. In this case int32[1] is returned,
     nonzero if a vertex has too many children, which turns the pushes into NaN. Otherwise `None` is returned.
     """
-    rows = sched.shape.inner
-    counted_kinds = {k: name for k, name in enumerate(kinds) if rows[k] and not plan.inner[name].role.gathers_all}
+    deep = sched.shape.mixed or [k for k, size in enumerate(sched.shape.inner) if size]
+    counted_kinds = {k: kinds[k] for k in deep if kinds[k] not in plan.inner[kinds[k]].role.gathering}
     if not F.arity or not counted_kinds:
         return None
     refuse = functools.partial(_refuse, F.arity, tuple(counted_kinds.values()))
@@ -239,6 +248,10 @@ def _most_children(sched: Schedule, kinds: Iterable[int]) -> Any:
     """Returns the largest number of children of a vertex of each of `kinds`: an array of NumPy or JAX, like the schedule's."""
     xp = np if isinstance(sched.data, np.ndarray) else jnp
     begins = np.cumsum([0, *sched.shape.inner]).tolist()
+    if sched.shape.mixed:
+        size = sum(sched.shape.inner)
+        real, kind = np.arange(size) < sched.inner_count[0], sched.kind[sched.inner_vertex[:size]]
+        return xp.stack([xp.where(real & (kind == k), sched.num_children, 0).max(initial=0) for k in kinds])
     own = [(sched.num_children[begins[k] : begins[k + 1]], sched.inner_count[k]) for k in kinds]
     return xp.stack([xp.where(np.arange(len(n)) < count, n, 0).max(initial=0) for n, count in own])
 

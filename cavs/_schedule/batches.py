@@ -13,7 +13,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._schedule.reference import ReferenceBatch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
-from cavs._schedule.shape_choice import BatchSizes, NoRoom, Options, SortedBatch, kind_names, no_room, shape_of
+from cavs._schedule.shape_choice import BatchSizes, Kinds, NoRoom, Options, SortedBatch, kind_names, no_room, scheduled_kinds, shape_of
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
 from cavs.kernels import BAD_GRAPHS, BAD_INDEX, LAYOUT, NO_ROOM, TOO_LARGE, CutTables, GraphArrays, schedule_library
 
@@ -23,22 +23,21 @@ def compiled() -> bool:
     return schedule_library() is not None
 
 
-def sort_batch(graphs: Graphs, num_kinds: int, with_kinds: bool, fields: Sequence[str]) -> SortedBatch:
+def sort_batch(graphs: Graphs, num_kinds: int, kinds: Kinds, fields: Sequence[str]) -> SortedBatch:
     """Sorts the vertices of a batch by height and kind.
 
-    `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind. `fields`: the fields of the graphs that the
-    schedule includes.
+    `kinds`: as in `cavs.schedule`. `fields`: the fields of the graphs that the schedule includes.
     """
     if not compiled():
-        return ReferenceBatch(graphs, num_kinds, with_kinds)
-    return CompiledBatch(Source(graphs, num_kinds, with_kinds, fields))
+        return ReferenceBatch(graphs, num_kinds, kinds)
+    return CompiledBatch(Source(graphs, num_kinds, kinds, fields))
 
 
 def schedule_batch(graphs: Graphs, options: Options) -> Schedule:
     """Schedules a batch in a shape of its own, or in one of `options.shapes`."""
     names = kind_names(graphs, options.kinds)
     batch = sort_batch(graphs, len(names), options.kinds, options.fields)
-    shape = shape_of(batch, options, names, graphs._arity)
+    shape = shape_of(batch, options, names, graphs)
     return Schedule(batch.write(shape), shape)
 
 
@@ -78,9 +77,9 @@ class StackScheduler:
 class Source:
     """Graphs as the library reads them: the addresses of their arrays."""
 
-    def __init__(self, graphs: Graphs, num_kinds: int, with_kinds: bool, fields: Sequence[str]):
+    def __init__(self, graphs: Graphs, num_kinds: int, kinds: Kinds, fields: Sequence[str]):
         vertices, edges = len(graphs.height), len(graphs.children)
-        kind = graphs.kind if with_kinds else None
+        kind = scheduled_kinds(graphs, kinds)
         offsets = [(graphs.vertex_offsets, len(graphs) + 1), (graphs.child_offsets, vertices + 1)]
         arrays = [(graphs.children, edges), (graphs.height, vertices), (kind, vertices)]
         arrays += [(getattr(graphs, name), vertices) for name in fields]

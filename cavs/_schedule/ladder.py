@@ -16,7 +16,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._schedule.batches import sort_batch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape
-from cavs._schedule.shape_choice import NoRoom, Options, counts_of, shape_for, sums
+from cavs._schedule.shape_choice import Kinds, NoRoom, Options, counts_of, shape_for, sums
 from cavs._schedule.tasks import Cut
 
 SAMPLES = 256  # batches of each number of graphs that are sampled
@@ -66,7 +66,7 @@ def schedule_into(graphs: Graphs, shapes: Sequence[Shape]) -> Schedule | None:
     if alike is None:
         return None
     one = shapes[0]
-    batch = sort_batch(alike, len(one.kinds), one.kinds != ("",), one.fields)
+    batch = sort_batch(alike, len(one.kinds), _kinds_of(one), one.fields)
     for shape in shapes:
         with contextlib.suppress(NoRoom):
             batch.cut(Cut(shape.classes))
@@ -84,8 +84,12 @@ def _as_in(graphs: Graphs, shape: Shape) -> Graphs | None:
     if graphs._arity == shape.arity and kind is graphs.kind and graphs.kind_names in (None, shape.kinds):
         return graphs
     alike = dataclasses.replace(graphs, kind=kind, kind_names=None if kind is None else shape.kinds)
-    alike._of_arity(shape.arity)
-    return alike
+    return alike._of_data(shape.arity, shape.mixed)
+
+
+def _kinds_of(shape: Shape) -> Kinds:
+    """Returns the option `kinds` of a schedule of this shape."""
+    return "mixed" if shape.mixed else shape.kinds != ("",)
 
 
 def _differences(graphs: Graphs, shape: Shape) -> list[str]:
@@ -113,6 +117,9 @@ def _differences(graphs: Graphs, shape: Shape) -> list[str]:
         known = shape.kinds if graphs.kind_names else [str(k) for k in range(len(shape.kinds))]
         unknown = [name for name in names if name not in known]
         found += [f"the kind {name!r}; expected one of {', '.join(shape.kinds)}" for name in unknown[:1]]
+        deep = [shape.kinds[k] for k in shape.mixed]
+        others = [names[used.index(k)] for k in graphs._inner_kinds if deep and names[used.index(k)] not in deep]
+        found += [f"children at a vertex of kind {name!r}; expected them at {', '.join(deep)} only" for name in others[:1]]
     return found
 
 
@@ -121,7 +128,7 @@ def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
     found = _differences(graphs, shapes[0])
     if found:
         return " and ".join(found)
-    largest, kinds = shapes[-1], shapes[0].kinds != ("",)
+    largest, kinds = shapes[-1], _kinds_of(shapes[0])
     alike = _as_in(graphs, largest)
     assert alike is not None
     names, counts = counts_of(alike, kinds)

@@ -17,7 +17,7 @@ from cavs._graphs.heights import ranges
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.schedule import Integers, Schedule
 from cavs._schedule.shape import Shape
-from cavs._schedule.shape_choice import Options, bucket, covers, few_shapes
+from cavs._schedule.shape_choice import Kinds, Options, bucket, covers, few_shapes
 
 GIVEN = "(given)"  # the kind of the frontier below a segment
 
@@ -147,7 +147,7 @@ def _divided(graphs: Graphs, segment: np.ndarray, lives: list[np.ndarray], given
         place[live] = np.arange(len(live))
 
 
-def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kinds: bool) -> Graphs:
+def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kinds: Kinds) -> Graphs:
     """Returns one graph for each segment."""
     none, known = np.zeros(given, np.int64), batches[0].kind is not None and kinds
     names = batches[0].kind_names if known else ("",)

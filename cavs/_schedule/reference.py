@@ -12,7 +12,7 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.heights import ranges
 from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
-from cavs._schedule.shape_choice import BatchSizes, NoRoom, has_room
+from cavs._schedule.shape_choice import BatchSizes, Kinds, NoRoom, has_room, scheduled_kinds
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
 
 
@@ -31,17 +31,18 @@ class Tasks(NamedTuple):
 class ReferenceBatch:
     """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.shape_choice.SortedBatch`.
 
-    `with_kinds`: whether vertices are sorted by kind, or scheduled as one kind.
+    `kinds`: as in `cavs.schedule`.
     """
 
-    def __init__(self, graphs: Graphs, num_kinds: int, with_kinds: bool):
+    def __init__(self, graphs: Graphs, num_kinds: int, kinds: Kinds):
         self._graphs = graphs
         sizes, num_children = np.diff(graphs.vertex_offsets), np.diff(graphs.child_offsets)
         vertex = np.arange(graphs.num_vertices)
         self._graph = np.arange(len(graphs)).repeat(sizes)
         child = graphs.children + graphs.vertex_offsets[self._graph.repeat(num_children)]
 
-        kind = graphs.kind if with_kinds and graphs.kind is not None else np.zeros(len(vertex), np.int64)
+        own = scheduled_kinds(graphs, kinds)
+        kind = np.zeros(len(vertex), np.int64) if own is None else own
         levels = int(graphs.height.max(initial=0)) + 1
         key = graphs.height.astype(np.int64) * num_kinds + kind
         self._counts = np.bincount(key, minlength=levels * num_kinds).reshape(levels, num_kinds)

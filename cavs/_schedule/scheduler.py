@@ -18,7 +18,7 @@ def schedule(
     graphs: Graphs,
     *,
     policy: str = "batching",
-    kinds: bool = True,
+    kinds: bool | str = True,
     exact: bool = False,
     shapes: list[Shape] | tuple[Shape, ...] | None = None,
     fields: Sequence[str] = (),
@@ -34,8 +34,9 @@ def schedule(
         graphs: the batch.
         policy: `"batching"` evaluates whole levels, cut into tasks of a few fixed widths; `"serial"` evaluates one vertex at
             a time, the baseline of Cavs.
-        kinds: whether each task has vertices of one kind. If `False`, all vertices are scheduled as one kind, for a vertex
-            function that does not distinguish kinds.
+        kinds: `True`: each task has vertices of one kind. `"mixed"`: tasks mix the kinds of vertices with children, which
+            compute the functions of all these kinds, each taking the results of its own; engine `persistent` then runs them in
+            one launch. `False`: all vertices are scheduled as one kind, for a vertex function that does not distinguish kinds.
         exact: if `False`, sizes are rounded up to shape buckets, by at most 19 % and 32, so that batches share compiled code.
             If `True`, there is no padding, and every new size compiles.
         shapes: a list of the shapes used so far, which you create empty. A batch that fits into one of them, with at most a
@@ -76,10 +77,14 @@ def options_of(function: str, graphs: Graphs, options: Options) -> Options:
     check_graphs(graphs, f"{function}(graphs, ...)")
     if options.policy not in ("batching", "serial"):
         raise ValueError(f"{function}: policy: got {options.policy!r}; expected 'batching' or 'serial'.")
+    if options.kinds not in (True, False, "mixed"):
+        raise ValueError(f"{function}: kinds: got {options.kinds!r}; expected True, False or 'mixed'.")
     if isinstance(options.fields, str):
         got = repr(options.fields)
         raise TypeError(f"{function}: fields: got {got}; expected a sequence of names. Write fields=({got},).")
     fields = tuple(options.fields)
+    if options.kinds == "mixed" and graphs.kind is not None and "kind" not in fields:
+        fields = (*fields, "kind")
     has = [name for name in FIELDS if getattr(graphs, name) is not None]
     for field in fields:
         if field == "label" and graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):

@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     fields: tuple[str, ...] = ()  # fields of the graphs that the schedule includes
     levels: int = 0  # levels of inner vertices in the scripts of engine `persistent`, padded; 0 without scripts
     forest: bool = True  # whether no vertex has two parents
+    mixed: tuple[int, ...] = ()  # the kinds of vertices with children, if tasks mix them; they all count as the first kind then
 
     @property
     def pad(self) -> int:

@@ -20,6 +20,7 @@ from cavs._schedule.shape import Shape
 from cavs._schedule.tasks import Cut, decomposition, power_of_two, task_classes
 
 PerKind: TypeAlias = tuple[int, ...]
+Kinds: TypeAlias = bool | str  # `True`, `False` or "mixed", see `cavs.schedule`
 
 FEWEST_LEVELS = 32  # levels of scripts are padded to a power of two, at least to this one
 # One more shape is one more compilation. It must save this fraction of the rows.
@@ -38,7 +39,7 @@ class Options(NamedTuple):
     """The options of `cavs.schedule`. After validation, `fields` is a tuple and `scripts` a bool."""
 
     policy: str = "batching"
-    kinds: bool = True
+    kinds: Kinds = True
     exact: bool = False
     shapes: list[Shape] | tuple[Shape, ...] | None = None
     fields: Sequence[str] = ()
@@ -82,11 +83,18 @@ def no_room(graphs: np.ndarray, shape: Shape) -> NoRoom:
     return NoRoom(f"the graphs {graphs.tolist()} do not fit the shape {shape}.")
 
 
-def kind_names(graphs: Graphs, kinds: bool) -> tuple[str, ...]:
+def kind_names(graphs: Graphs, kinds: Kinds) -> tuple[str, ...]:
     """Returns the names of the kinds; kinds without names are numbered. Without `kinds` all vertices have one kind."""
     if graphs.kind is None or not kinds:
         return ("",)
     return graphs.kind_names or tuple(map(str, range(int(graphs.kind.max(initial=0)) + 1)))
+
+
+def scheduled_kinds(graphs: Graphs, kinds: Kinds) -> np.ndarray | None:
+    """Returns the number of the kind by which each vertex is scheduled; `None` if that is the same for all."""
+    if graphs.kind is None or not kinds:
+        return None
+    return np.where(graphs.height > 0, 0, graphs.kind) if kinds == "mixed" else graphs.kind
 
 
 # --- numbers of rows ---
@@ -131,12 +139,12 @@ def _padded(rows: PerKind, rounded: Callable[[int], int]) -> PerKind:
 
 
 def _shape(
-    sizes: BatchSizes, names: tuple[str, ...], arity: int, options: Options, rounded: Callable[[int], int] | None
+    sizes: BatchSizes, names: tuple[str, ...], graphs: Graphs, options: Options, rounded: Callable[[int], int] | None
 ) -> Shape:
     """Returns the shape of batches of these sizes, with as many tasks as vertices with children.
 
-    `sizes`: the sizes, or upper bounds of them. `arity`: the number of children of every inner vertex of the data set; 0 if it
-    varies. `rounded`: rounds up numbers of rows; `None` leaves them as they are.
+    `sizes`: the sizes, or upper bounds of them. `graphs`: a part of the data set. `rounded`: rounds up numbers of rows; `None`
+    leaves them as they are.
     """
     leaves, inner = sizes.leaves, sizes.inner
     if rounded is not None:
@@ -155,18 +163,16 @@ def _shape(
         rooted=sizes.rooted,
         forest=sizes.forest,
         fan_in=sizes.fan_in if sizes.fan_in <= SMALL_FAN_IN else 2 * SMALL_FAN_IN,
-        arity=arity,
+        arity=graphs._arity,
         fields=tuple(options.fields),
         levels=max(FEWEST_LEVELS, power_of_two(sizes.height)) if scripted else 0,
+        mixed=graphs._inner_kinds if options.kinds == "mixed" else (),
     )
 
 
-def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], arity: int) -> Shape:
-    """Cuts a batch into tasks, and chooses its shape.
-
-    `arity`: the number of children of every inner vertex of the data set; 0 if it varies.
-    """
-    shape = _shape(batch.sizes, names, arity, options, None if options.exact else bucket)
+def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], graphs: Graphs) -> Shape:
+    """Cuts the batch of some graphs into tasks, and chooses its shape."""
+    shape = _shape(batch.sizes, names, graphs, options, None if options.exact else bucket)
     tasks = batch.cut(Cut(shape.classes, options.policy == "serial"))
     if not options.exact:
         tasks = max(128, next(n for n in _POWERS_OF_4 if n >= tasks))
@@ -192,7 +198,7 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
         forest=graphs.num_vertices - roots == graphs.num_edges,
         **dict(zip(("leaves", "inner", "edges"), map(tuple, sizes.tolist()), strict=True)),
     )
-    shape = _shape(most, names, graphs._arity, options, lambda n: int(rounded_up(np.array([n]))[0]))
+    shape = _shape(most, names, graphs, options, lambda n: int(rounded_up(np.array([n]))[0]))
     tasks, widths = shape.tasks, tuple(w for w, _ in shape.classes)
     if options.policy != "serial" and not Cut(shape.classes).limited:
         # Levels are cut into tasks of the largest width, and a few smaller ones.
@@ -223,7 +229,7 @@ def covers(shape: Shape, needed: Shape) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _compared(s: Shape) -> tuple[tuple[object, ...], tuple[int, ...]]:
     """Returns what must be equal in a shape that replaces another, and what may be larger."""
-    fixed = s.graphs, s.classes, s.kinds, s.rooted, s.forest, s.fan_in, s.arity, s.fields
+    fixed = s.graphs, s.classes, s.kinds, s.rooted, s.forest, s.fan_in, s.arity, s.fields, s.mixed
     return fixed, (*s.leaves, *s.inner, *s.edges, s.tasks, s.levels)
 
 
@@ -260,10 +266,10 @@ class Counts(NamedTuple):
     edges: np.ndarray
 
 
-def counts_of(graphs: Graphs, kinds: bool) -> tuple[tuple[str, ...], Counts]:
+def counts_of(graphs: Graphs, kinds: Kinds) -> tuple[tuple[str, ...], Counts]:
     """Returns the names of the kinds, and the counts of each graph. Without `kinds` all vertices have one kind."""
     facts, names = graphs._facts, kind_names(graphs, kinds)
-    kind = graphs.kind if kinds else None
+    kind = scheduled_kinds(graphs, kinds)
     key = np.arange(len(graphs)).repeat(facts.sizes) * len(names) + (0 if kind is None else kind)
     size = len(graphs) * len(names)
 
