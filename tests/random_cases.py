@@ -179,6 +179,8 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
         options.parts, options.loss, options.sub_batched = int(rng.choice(parts)), str(rng.choice(LOSSES)), chance(0.4)
     if engine in ("persistent", "persistent-interpret"):
         options.spread = bool(np.random.default_rng([seed, 1]).random() < 0.25)  # drawn apart: others stay those of the seed
+    if len(program.bodies) > 1 and np.random.default_rng([seed, 2]).random() < 0.5:
+        options.schedule["kinds"] = "mixed"
     return Case(seed, program, forest, kinds, options)
 
 
