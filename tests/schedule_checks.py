@@ -55,9 +55,11 @@ def check(graphs: cavs.Graphs, schedule: cavs.Schedule) -> None:
         vertices = schedule.leaf_vertex[leaf_at[k] : leaf_at[k] + leaves[k]]
         assert (schedule.row[vertices] == schedule.leaf_row[k] + np.arange(leaves[k])).all()
         assert (graphs.height[vertices] == 0).all()
-        seen += [*vertices, *schedule.inner_vertex[inner_at[k] : inner_at[k] + inner[k]]]
-        if graphs.kind is not None and kinds > 1 and leaves[k] + inner[k]:
-            assert (graphs.kind[seen[-leaves[k] - inner[k] :]] == k).all()
+        mine = [*vertices, *schedule.inner_vertex[inner_at[k] : inner_at[k] + inner[k]]]
+        own = vertices if shape.mixed else mine
+        if graphs.kind is not None and kinds > 1 and len(own):
+            assert (graphs.kind[own] == k).all()
+        seen += mine
     assert sorted(seen) == list(range(count))
 
     # Edges: each inner row has its own children, in order.

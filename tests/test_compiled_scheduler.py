@@ -31,6 +31,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"exact": True},
     {"policy": "serial"},
     {"kinds": False},
+    {"kinds": "mixed"},
     {"exact": True, "policy": "serial"},
     {"shapes": ()},
 ]
@@ -150,6 +151,7 @@ def test_known_shapes_are_taken_again() -> None:
         {"policy": "serial", "steps": 1},
         {"steps": 2},
         {"kinds": False, "group": "random", "last": "pad"},
+        {"kinds": "mixed", "steps": 2},
         {"parts": 2, "last": "pad"},
         {"collate": lambda sample: (sample.sched, sample.sched.pad(sample.graphs.input_id, -1)), "steps": 3},
     ],

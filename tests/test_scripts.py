@@ -9,7 +9,7 @@ from tests.persistent_programs import CHAINS, DAG, TREES
 
 
 @pytest.mark.parametrize("name", [*BATCHES, *WIDE])
-@pytest.mark.parametrize("changed", [{}, {"exact": True}, {"policy": "serial"}, {"kinds": False}], ids=str)
+@pytest.mark.parametrize("changed", [{}, {"exact": True}, {"policy": "serial"}, {"kinds": False}, {"kinds": "mixed"}], ids=str)
 def test_scripts_of_odd_graphs(name: str, changed: dict) -> None:
     graphs, found = (BATCHES | WIDE)[name], 0
     for some in (graphs, graphs[: len(graphs) // 2], *graphs):

@@ -74,9 +74,7 @@ def mixed_program(programs: Mapping[int, tuple[Program, Domains]], kind: Var, pa
     return retrace(first, body)
 
 
-def _of_own(
-    program: Program, domain: Domains, params: set[Var], args: Sequence[jax.Array], own: jax.Array
-) -> list[jax.Array]:
+def _of_own(program: Program, domain: Domains, params: set[Var], args: Sequence[jax.Array], own: jax.Array) -> list[jax.Array]:
     """Evaluates a program, with zeros in place of what it reads of a vertex that is not its `own`."""
     of_params = depends(program.eqns, params)
     zero: set[Var] = {v for v in program.invars if domain_of(v, domain) != STATIC}  # at other vertices

@@ -144,4 +144,3 @@ def make_plan(function: VertexFunction, shapes: ArgumentShapes, most: int | None
     state_avals = [stored_aval(a) for a in function.state_avals(shapes.params, shapes.inputs)]
     push_avals = [stored_aval(a) for a in pushed.avals]
     return FunctionPlan(function, state_avals, push_avals, pushed.tree, [key_impl(a) for a in pushed.avals], leaf, inner)
-

@@ -108,9 +108,7 @@ class _Traced(NamedTuple):
     reads_edges: bool  # whether that reads edges
 
 
-def _traced(
-    function: VertexFunction, kind: str | None, shapes: ArgumentShapes, most: int | None, leaf: bool
-) -> _Traced:
+def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, most: int | None, leaf: bool) -> _Traced:
     """F of one kind as a program."""
     fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
     avals = function.state_avals(shapes.params, shapes.inputs)

@@ -232,7 +232,7 @@ class Graphs:
 
     def _of_data(self, arity: int, inner_kinds: tuple[int, ...]) -> "Graphs":
         """Sets facts of the data set from which these graphs were selected, and returns them."""
-        self.__dict__ |= {"_arity": arity, "_inner_kinds": inner_kinds}
+        self.__dict__.update(_arity=arity, _inner_kinds=inner_kinds)
         return self
 
     def __add__(self, other: "Graphs") -> "Graphs":

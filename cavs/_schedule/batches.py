@@ -13,7 +13,17 @@ from cavs._graphs.graphs import Graphs
 from cavs._schedule.reference import ReferenceBatch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
-from cavs._schedule.shape_choice import BatchSizes, Kinds, NoRoom, Options, SortedBatch, kind_names, no_room, scheduled_kinds, shape_of
+from cavs._schedule.shape_choice import (
+    BatchSizes,
+    Kinds,
+    NoRoom,
+    Options,
+    SortedBatch,
+    kind_names,
+    no_room,
+    scheduled_kinds,
+    shape_of,
+)
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
 from cavs.kernels import BAD_GRAPHS, BAD_INDEX, LAYOUT, NO_ROOM, TOO_LARGE, CutTables, GraphArrays, schedule_library
 

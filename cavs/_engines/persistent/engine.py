@@ -160,7 +160,8 @@ def _without_program(job: Job) -> str | None:
     plan, deep = job.plan, [name for name, n in zip(job.kinds, job.shape.inner, strict=True) if n]
     if not job.shape.levels and deep:
         if len(deep) > 1:
-            return f"vertices of {len(deep)} kinds have children ({', '.join(map(repr, deep))}), and it runs one such kind"
+            names = ", ".join(map(repr, deep))
+            return f"vertices of {len(deep)} kinds have children ({names}): write cavs.schedule(..., kinds='mixed')"
         return (
             "no vertex of the batch has children, or its schedule has no scripts (cavs.schedule creates them if JAX runs on "
             "a GPU, or with scripts=True)"
