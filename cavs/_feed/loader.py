@@ -58,7 +58,7 @@ class LoaderOptions(TypedDict, total=False):
     ahead: int | None
     parts: int | None
     policy: str
-    kinds: bool | str
+    kinds: bool | str | None
     shuffle: bool
 
 
@@ -192,7 +192,7 @@ class Loader(Generic[Yielded]):
         mesh: Mesh | None = None,
         parts: int | None = None,
         policy: str = "batching",
-        kinds: bool | str = True,
+        kinds: bool | str | None = None,
         shuffle: bool = True,
         **others: Any,
     ):

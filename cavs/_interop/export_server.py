@@ -27,7 +27,7 @@ def export_server(
     *,
     most_graphs: int = 16,
     count: int = 8,
-    kinds: bool = True,
+    kinds: bool | str | None = None,
     fields: Sequence[str] = (),
     scripts: bool | None = None,
     platforms: Sequence[str] | None = None,

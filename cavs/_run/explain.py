@@ -7,13 +7,16 @@ from cavs._engines.choose import explain_engines
 from cavs._engines.native.engine import Native
 from cavs._function.domains import EDGE, STATIC
 from cavs._function.keeping import front
+from cavs._function.mixed import mixed
 from cavs._function.split import Split
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Atom, Eqn, is_var
+from cavs._jaxpr.memo import results
 from cavs._run.plans import latest_plan, plan_of
+from cavs._run.run import for_schedule
 from cavs._schedule.schedule import Schedule
 from cavs.kernels import Target
 
@@ -43,8 +46,9 @@ def explain(
             f"explain: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), "
             "or program.vertex_function() for a ready vertex program."
         )
+    function = F if sched is None else for_schedule(F, sched)
     if params is None and inputs is None and edges is None:
-        plan = latest_plan(F)
+        plan = latest_plan(function) or next(filter(None, map(latest_plan, reversed(results(mixed, F)))), None)
         if plan is None:
             raise ValueError(
                 "explain: params: got nothing, and this F has not run yet, so its shapes are unknown; expected params and "
@@ -52,11 +56,14 @@ def explain(
             )
     else:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (params, inputs, edges))
-        plan = plan_of(F, *shapes[:2], edges=shapes[2])
-    lines = []
+        pulled = {"inputs": shapes[1], "kind": jax.ShapeDtypeStruct((), jnp.int32)} if function.mixes else shapes[1]
+        plan = plan_of(function, shapes[0], pulled, edges=shapes[2])
+    lines, mixes = list[str](), ", ".join(map(repr, plan.function.mixes.values()))
     for kind, part in plan.inner.items():
         name = "" if kind is None else f" of kind {kind!r}"
-        lines += [f"Vertices with children{name}:", *_inner(part)]
+        if not lines or not mixes:
+            inner = f" of kinds {mixes}, which compute all and take the results of their own" if mixes else name
+            lines += [f"Vertices with children{inner}:", *_inner(part)]
         role = plan.leaf[kind]
         flops = sum(_flops(e) for e in role.program.eqns if role.domain.get(e.outvars[0], STATIC) != STATIC)
         lines.append(

@@ -19,7 +19,7 @@ from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._run.plans import plan_of
-from cavs._run.run import kind_names, of_mixed_kinds, run
+from cavs._run.run import for_schedule, kind_names, run, with_kinds
 from cavs._schedule.schedule import Schedule
 from cavs.kernels import LaunchConfig, LevelProgram, Target, tuned
 
@@ -112,8 +112,9 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
     """
     row = lambda rows: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)  # noqa: E731
     kinds = kind_names(F, sched)
-    function, pulled = of_mixed_kinds(F, sched, inputs)
-    plan = plan_of(function, jax.tree.map(jax.typeof, params), row(pulled), sched.shape.most_children, row(edges))
+    function = for_schedule(F, sched)
+    pulled = row(with_kinds(function, sched, inputs))
+    plan = plan_of(function, jax.tree.map(jax.typeof, params), pulled, sched.shape.most_children, row(edges))
     job = Job(plan, sched.shape, kinds, target)
     if reason := Persistent().unfit(job):
         raise ValueError(f"tune: it times launches of engine 'persistent', but {reason}.")

@@ -112,13 +112,16 @@ def _differences(graphs: Graphs, shape: Shape) -> list[str]:
     if shape.kinds != ("",):
         if graphs.kind is None:
             return [*found, f"vertices without kinds; expected the kinds {', '.join(shape.kinds)}"]
-        used = np.unique(graphs.kind).tolist()
-        names = [str(k) for k in used] if graphs.kind_names is None else [graphs.kind_names[k] for k in used]
+
+        def names_of(kind: np.ndarray) -> list[str]:
+            used = np.unique(kind).tolist()
+            return [str(k) for k in used] if graphs.kind_names is None else [graphs.kind_names[k] for k in used]
+
         known = shape.kinds if graphs.kind_names else [str(k) for k in range(len(shape.kinds))]
-        unknown = [name for name in names if name not in known]
+        unknown = [name for name in names_of(graphs.kind) if name not in known]
         found += [f"the kind {name!r}; expected one of {', '.join(shape.kinds)}" for name in unknown[:1]]
         deep = [shape.kinds[k] for k in shape.mixed]
-        others = [names[used.index(k)] for k in graphs._inner_kinds if deep and names[used.index(k)] not in deep]
+        others = [name for name in names_of(graphs.kind[graphs.height > 0]) if deep and name not in deep]
         found += [f"children at a vertex of kind {name!r}; expected them at {', '.join(deep)} only" for name in others[:1]]
     return found
 

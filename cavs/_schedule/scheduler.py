@@ -13,12 +13,15 @@ from cavs._schedule.shape import FIELDS, Shape
 from cavs._schedule.shape_choice import Options
 from cavs.kernels import Target
 
+# A launch of mixed kinds computes the functions of all of them for each vertex with children.
+MOST_MIXED = 8
+
 
 def schedule(
     graphs: Graphs,
     *,
     policy: str = "batching",
-    kinds: bool | str = True,
+    kinds: bool | str | None = None,
     exact: bool = False,
     shapes: list[Shape] | tuple[Shape, ...] | None = None,
     fields: Sequence[str] = (),
@@ -36,7 +39,8 @@ def schedule(
             a time, the baseline of Cavs.
         kinds: `True`: each task has vertices of one kind. `"mixed"`: tasks mix the kinds of vertices with children, which
             compute the functions of all these kinds, each taking the results of its own; engine `persistent` then runs them in
-            one launch. `False`: all vertices are scheduled as one kind, for a vertex function that does not distinguish kinds.
+            one launch. `None`: that, if there are scripts and vertices of 2 to 8 kinds have children; else `True`. `False`: all
+            vertices are scheduled as one kind, for a vertex function that does not distinguish kinds.
         exact: if `False`, sizes are rounded up to shape buckets, by at most 19 % and 32, so that batches share compiled code.
             If `True`, there is no padding, and every new size compiles.
         shapes: a list of the shapes used so far, which you create empty. A batch that fits into one of them, with at most a
@@ -77,11 +81,14 @@ def options_of(function: str, graphs: Graphs, options: Options) -> Options:
     check_graphs(graphs, f"{function}(graphs, ...)")
     if options.policy not in ("batching", "serial"):
         raise ValueError(f"{function}: policy: got {options.policy!r}; expected 'batching' or 'serial'.")
-    if options.kinds not in (True, False, "mixed"):
-        raise ValueError(f"{function}: kinds: got {options.kinds!r}; expected True, False or 'mixed'.")
+    if options.kinds not in (None, True, False, "mixed"):
+        raise ValueError(f"{function}: kinds: got {options.kinds!r}; expected None, True, False or 'mixed'.")
     if isinstance(options.fields, str):
         got = repr(options.fields)
         raise TypeError(f"{function}: fields: got {got}; expected a sequence of names. Write fields=({got},).")
+    scripts = Target.here().is_gpu if options.scripts is None else options.scripts
+    if options.kinds is None:
+        options = options._replace(kinds="mixed" if scripts and 1 < len(graphs._inner_kinds) <= MOST_MIXED else True)
     fields = tuple(options.fields)
     if options.kinds == "mixed" and graphs.kind is not None and "kind" not in fields:
         fields = (*fields, "kind")
@@ -95,4 +102,4 @@ def options_of(function: str, graphs: Graphs, options: Options) -> Options:
         if field not in has:
             expected = f"fields that these graphs have: {', '.join(has)}" if has else f"(), as the graphs have none of {FIELDS}"
             raise ValueError(f"{function}: fields: got {field!r}; expected {expected}.")
-    return options._replace(fields=fields, scripts=Target.here().is_gpu if options.scripts is None else options.scripts)
+    return options._replace(fields=fields, scripts=scripts)

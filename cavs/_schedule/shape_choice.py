@@ -20,7 +20,7 @@ from cavs._schedule.shape import Shape
 from cavs._schedule.tasks import Cut, decomposition, power_of_two, task_classes
 
 PerKind: TypeAlias = tuple[int, ...]
-Kinds: TypeAlias = bool | str  # `True`, `False` or "mixed", see `cavs.schedule`
+Kinds: TypeAlias = bool | str | None  # see `cavs.schedule`; after validation not `None`
 
 FEWEST_LEVELS = 32  # levels of scripts are padded to a power of two, at least to this one
 # One more shape is one more compilation. It must save this fraction of the rows.
@@ -39,7 +39,7 @@ class Options(NamedTuple):
     """The options of `cavs.schedule`. After validation, `fields` is a tuple and `scripts` a bool."""
 
     policy: str = "batching"
-    kinds: Kinds = True
+    kinds: Kinds = None
     exact: bool = False
     shapes: list[Shape] | tuple[Shape, ...] | None = None
     fields: Sequence[str] = ()

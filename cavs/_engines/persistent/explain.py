@@ -11,15 +11,18 @@ from cavs.kernels import PRECISIONS, Target, Unfit, layout_of
 def explain_launches(plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
     """Returns whether F fits, and for each kind a line that says how its launches are laid out, or why there are none."""
     fits, lines = True, []
-    for name in plan.inner:
+    mixes = ", ".join(map(repr, plan.function.mixes.values()))
+    for name in list(plan.inner)[: 1 if mixes else None]:
         try:
             text = f"fits. {_explain_kind(plan, name, target)}"
         except Unfit as e:
             fits, text = False, f"no: {e}."
-        lines.append(f"Engine persistent{'' if name is None else f', kind {name!r}'}: {text}")
-    if fits and len(plan.inner) > 1:
+        of = f", kinds {mixes} in one launch" if mixes else "" if name is None else f", kind {name!r}"
+        lines.append(f"Engine persistent{of}: {text}")
+    if fits and len(lines) > 1:
         lines.append(
-            "Engine persistent runs batches in which vertices of only one kind have children; others run on engine scan."
+            "If vertices of several kinds have children, engine persistent runs schedules that mix kinds, as cavs.schedule "
+            "creates them on a GPU: write cavs.explain(F, params, inputs, sched=sched) for their launch."
         )
     return fits, lines
 
