@@ -47,6 +47,7 @@ class Messages:
 
     def __init__(self, command: str):
         self.console, self.command = Console(quiet=jax.process_index() > 0), command
+        self._tuned = 0  # launches that were reported
 
     def print(self, text: str) -> None:
         """Prints a line, which a narrow terminal wraps."""
@@ -88,6 +89,12 @@ class Messages:
             scores = [f"{name} {cavs.data.shown(x)}" for name, x in recipe.scores(sums).items() if x is not None]
             parts.append(f"{label} {' '.join(scores)}")
         self.print("  ".join(parts) + ("  *" if best else ""))
+
+    def tuned(self, run: Any) -> None:
+        """Prints a line about the launches that a step has tuned since the last call, if any."""
+        if new := run.step.tuned[self._tuned :]:
+            self._tuned += len(new)
+            self.print(f"kernels tuned for this GPU, once: {'; '.join(map(str, new))}")
 
     def stopped(self, keeper: cavs.data.Keeper, run: Any) -> None:
         """How to continue after Ctrl-C."""

@@ -65,7 +65,7 @@ class Run:
         self.memory = self._memory()
         parts = 1 if self.memory is None else self.memory[0]
         self.loader = self._loader(parts) if parts > 1 else self.loader
-        self.step = cavs.data.step(training_step(recipe, self.rule, parts))
+        self.step = cavs.data.step(training_step(recipe, self.rule, parts), tune=options.tune)
         self._evaluated: dict[str, cavs.data.Loader] = {}
 
     def _loader(self, parts: int) -> cavs.data.Loader:
@@ -151,6 +151,7 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
             with report.bar(keeper, run) as advance:
                 for batches in keeper:
                     state, sums = run.step(state, batches)
+                    messages.tuned(run)
                     log(sums)
                     due = keeper.add(state, sums)
                     advance()

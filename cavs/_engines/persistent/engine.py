@@ -17,6 +17,7 @@ from cavs._engines.persistent.explain import explain_launches
 from cavs._engines.persistent.indices import gathered, parents, some_rows
 from cavs._engines.persistent.launch import LaunchArrays, launch
 from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
+from cavs._engines.persistent.marks import marked
 from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents
 from cavs._function.domains import EDGE
@@ -80,6 +81,10 @@ class Persistent(Engine):
         """Returns how launches run on a GPU."""
         return LaunchOptions(target, self.interpret, self.layouts)
 
+    def marked(self, lost: jax.Array, job: Job, made: Recurrence) -> jax.Array:
+        """Returns the flag of a launch, marked in the jaxpr if its layout is chosen by records and the cost model."""
+        return marked(lost, job, made) if self == Persistent() else lost
+
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
@@ -103,7 +108,7 @@ class Persistent(Engine):
             tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
             out, lost = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
             states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
-            gave_up = gave_up + lost
+            gave_up = gave_up + self.marked(lost, batch.job, made)
             # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
             nothing = jnp.zeros((0,))
             kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
@@ -205,7 +210,8 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
         zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
     given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row)
-    return Launched(made, *launch(made, rows, sched, engine.options(batch.job.target), given))
+    out, lost = launch(made, rows, sched, engine.options(batch.job.target), given)
+    return Launched(made, out, engine.marked(lost, batch.job, made))
 
 
 def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:

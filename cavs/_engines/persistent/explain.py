@@ -1,6 +1,6 @@
 """What `cavs.explain` says about engine `persistent`: how F is laid out on the chip, or why it cannot be."""
 
-from cavs._engines.persistent.chip import WIDE, LaunchOptions, can_stay, configure, measured
+from cavs._engines.persistent.chip import WIDE, LaunchOptions, can_stay, configure, source
 from cavs._engines.persistent.lower import Recurrence, recurrence_of
 from cavs._engines.persistent.wide_levels import possible
 from cavs._function.plan import FunctionPlan
@@ -49,9 +49,8 @@ def _explain_launch(made: Recurrence, target: Target) -> str:
     divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
     padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
     products = PRECISIONS[made.precision].text or made.precision
-    source = "by measurement" if measured(made, target) else "by a cost model"
     return (
         f"{padded}{counted(len(program.phases), 'phase')} and {barriers}; {counted(config.groups, 'group')} of "
         f"{counted(program.unit // config.hb, 'thread block')} with {counted(config.hb, 'unit')} each{divided}; "
-        f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}; laid out {source}"
+        f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}; laid out {source(made, target)}"
     )
