@@ -32,7 +32,7 @@ def explain(
             `run`.
         inputs: one vertex's row of the inputs: arrays or `jax.ShapeDtypeStruct`s.
         edges: one edge's row of the edges, if F reads them.
-        sched: a schedule, whose padding is then listed.
+        sched: a schedule as in training. Its padding is listed, and engines are described for its shape.
 
     Raises:
         TypeError: `F` is no `VertexFunction`.
@@ -72,7 +72,7 @@ def explain(
     o = F.optimizations
     off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
     lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
-    lines += explain_engines(plan, Target.here())
+    lines += explain_engines(plan, Target.here(), None if sched is None else sched.shape)
     if sched is not None:
         lines += [
             "Rows of this schedule on engine scan, computed for vertices:",

@@ -28,6 +28,7 @@ from cavs._function.split import Split
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var
+from cavs._schedule.schedule import Shape
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
@@ -73,9 +74,9 @@ class Persistent(Engine):
         """Returns the plan that keeps what products need, and comparisons that could be rounded differently later."""
         return job.plan.keeping(KeepOptions(again=job.options.least, names=job.options.names, masks=True))
 
-    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+    def explain(self, plan: FunctionPlan, target: Target, shape: Shape | None = None) -> tuple[bool, list[str]]:
         """Returns whether F fits, and for each kind a line that says how launches are laid out on the chip, or why not."""
-        return explain_launches(plan, target)
+        return explain_launches(plan, target, shape)
 
     def options(self, target: Target) -> LaunchOptions:
         """Returns how launches run on a GPU."""
