@@ -2,6 +2,7 @@
 
 import re
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,15 +17,15 @@ from cavs import cli, vertex_programs as vp
 from cavs._run import tune, tune_traced
 from cavs._step.concurrent_jit import Concurrent
 from cavs._step.step import Step
-from cavs.kernels import H200, LaunchConfig, persistent, tuned
+from cavs.kernels import H200, LaunchConfig, Target, persistent, tuned
+from cavs.recipes._report import Messages
 from tests.odd_graphs import joined, random_binary_tree
-from tests.test_tune import hopper as hopper, own
+from tests.test_tune import HERE, LOWER, hopper as hopper, own
 
 PROGRAM = vp.BinaryTreeLSTM(128, 16)
 F, PARAMS = PROGRAM.vertex_function(), PROGRAM.init(jax.random.key(0))
+COMPILED = tune.compiled
 Used = dict[str, LaunchConfig]  # by direction, the layouts of the launches that were traced last
-
-pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need jax 0.11")
 
 
 def batch(leaves: int, graphs: int = 64) -> tuple[cavs.Schedule, np.ndarray]:
@@ -45,6 +46,8 @@ def train(params: Any, batch: Any) -> tuple[Any, Any]:
 @pytest.fixture
 def used(hopper: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Used]:
     """A step is traced when it is called, and returns zeros. Each layout is faster than the one that was timed before it."""
+    if jax.__version_info__ < (0, 11):
+        pytest.skip("the kernels need jax 0.11")
     found: Used = {}
     times = iter(1e6 * 0.9**n for n in range(1000))
     for module in (tune, tune_traced):
@@ -227,8 +230,8 @@ def test_the_first_batch_of_a_stack_is_timed(used: Used, devices: int | None) ->
     np.testing.assert_array_equal(task.sched.data, data[(0,) * (data.ndim - 1)])
 
 
-def test_tasks_have_arguments_of_the_shapes_of_the_step(used: Used) -> None:
-    """Also integers, keys, and rows of edges."""
+def test_what_is_timed_has_arguments_of_the_shapes_of_the_step(used: Used, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also integers, keys, and rows of edges. Engine scan runs it here."""
 
     def fn(p: Any, v: cavs.Vertex) -> None:
         x = v.pull()
@@ -250,8 +253,12 @@ def test_tasks_have_arguments_of_the_shapes_of_the_step(used: Used) -> None:
     some = sched, x, edges
     jaxpr = cavs.data.step(fun)._program(some).trace(params, some).jaxpr.jaxpr
     (task,) = tune_traced.tasks_of(tune_traced.launches_in(jaxpr), some).values()
-    types = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)  # noqa: E731
-    assert types((task.params, task.inputs, task.edges)) == types((params, x, edges))
+    of = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)  # noqa: E731
+    assert of((task.params, task.inputs, task.edges)) == of((params, x, edges))
+    monkeypatch.setattr(tune, "Persistent", lambda layouts: "scan")
+    monkeypatch.setattr(Target, "here", HERE)
+    got = COMPILED(LOWER(task, tune_traced.promising(task, H200)[0]))(task.params)
+    assert np.isfinite(got["u"]).all() and got["steps"] == 0
 
 
 def test_a_step_searches_all_layouts(used: Used) -> None:
@@ -284,6 +291,16 @@ def test_explain_says_where_a_layout_comes_from(used: Used) -> None:
     assert origins() == ["without measurement, in your cache"] * 2
     cavs.data.step(train).tune(PARAMS, some)
     assert origins() == ["by measurement, in your cache"] * 2
+
+
+def test_cavs_train_prints_what_was_tuned(used: Used, capsys: pytest.CaptureFixture[str]) -> None:
+    step, messages, printed = cavs.data.step(train), Messages("cavs"), []
+    for _ in range(3):
+        messages.tuned(types.SimpleNamespace(step=step))
+        printed.append(capsys.readouterr().out)
+        step(PARAMS, batch(40))
+    assert printed[0] == printed[2] == ""
+    assert re.fullmatch("kernels tuned for this GPU, once: forward: .* layouts; backward: .* layouts\n", printed[1])
 
 
 def test_cavs_tune_prints_all_layouts(used: Used, capsys: pytest.CaptureFixture[str]) -> None:
