@@ -1,5 +1,6 @@
 """`cavs.data.step` tunes its launches before it is compiled. Programs are traced for an H200; they do not run."""
 
+import json
 import re
 import threading
 import types
@@ -79,8 +80,8 @@ def traced(used: Used, step: Step, batch: Any) -> Used:
 
 def recorded(used: Used) -> bool:
     """Whether these layouts are those on record for 64 graphs of one size."""
-    records = {key.split()[1]: record for key, record in own().items()}
-    return all(records[way].items() >= {"hb": c.hb, "rows": c.rows}.items() for way, c in used.items())
+    records = {key.split()[1]: record | {"us": 0} for key, record in own().items()}
+    return records == {way: tune.Timed(config, 0).record for way, config in used.items()}
 
 
 def test_a_step_tunes_each_launch_once(used: Used) -> None:
@@ -152,6 +153,26 @@ def test_a_resumed_run_has_the_layouts_with_which_it_began(used: Used) -> None:
         for n in (2, 1, 0):
             resumed = cavs.data.step(train)
             assert traced(used, resumed, shapes[n]) == begun[n] and not resumed.tuned
+
+
+def test_of_processes_that_tune_at_the_same_time_the_first_decides(used: Used, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them then have its layouts, as they will have when they are resumed."""
+    some, theirs = batch(40), dict[str, Any]()
+    before = traced(used, cavs.data.step(train, tune=0), some)
+    path = tuned.own_file("NVIDIA H200")
+    few_timed = tune_traced.few_timed
+
+    def meanwhile(tasks: Any, target: Any, seconds: float) -> Any:
+        found = few_timed(tasks, target, seconds)
+        theirs.update({key: timed[3].record for key, timed in found.items()})  # neither the first nor the fastest
+        path.write_text(json.dumps(theirs))
+        return found
+
+    monkeypatch.setattr(tune_traced, "few_timed", meanwhile)
+    after = traced(used, cavs.data.step(train), some)
+    assert own() == theirs and recorded(after) and after != before
+    monkeypatch.setattr(tune_traced, "few_timed", few_timed)
+    assert traced(used, cavs.data.step(train), some) == after
 
 
 def test_it_stops_when_the_time_is_up(used: Used, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,10 +155,14 @@ def tune_tasks(found: Iterable[Task], target: Target, seconds: float) -> list[Tu
     return out
 
 
-def keep(found: Sequence[Tuned], target: Target) -> None:
-    """Saves the best layouts in the user's cache. Raises `OSError` if it cannot be written."""
-    tuned.save(tuned.own_file(target.device_kind), {one.key: one.best.record for one in found})
-    if any(one.best.config != one.today for one in found):
+def keep(found: Sequence[Tuned], target: Target, replace: bool = True) -> None:
+    """Saves the best layouts in the user's cache. `replace`: whether they replace those that are there by now.
+
+    Raises `OSError` if the cache cannot be written.
+    """
+    tuned.save(tuned.own_file(target.device_kind), {one.key: one.best.record for one in found}, replace)
+    now = tuned.nearest(target.device_kind)
+    if any(now[one.key] | {"us": 0} != Timed(one.today, 0).record for one in found):
         jax.clear_caches()  # what JAX has traced has the layouts of before
 
 

@@ -57,20 +57,19 @@ def settle(jaxpr: Jaxpr, batches: PyTree, target: Target, seconds: float) -> lis
     new = {key: mark for key, mark in launches_in(jaxpr).items() if not chip.is_settled(mark.made, target, mark.job.shape)}
     if not new:
         return []
+    today = {key: chip.chosen(mark.made, target, mark.job.shape)[0] for key, mark in new.items()}  # with which it was traced
     try:
         tuned.save(tuned.own_file(target.device_kind), {})
     except OSError:  # later processes would not know the layouts
         return []
-    found, timed = [], dict[str, list[Timed]]()
+    timed = dict[str, list[Timed]]()
     try:
         timed = few_timed(tasks_of(new, batches), target, seconds) if seconds > 0 else timed
     except jax.errors.JaxRuntimeError as error:  # the step itself may still fit
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-    for key, mark in new.items():
-        today, _ = chip.chosen(mark.made, target, mark.job.shape)
-        found.append(Tuned(key, mark.made.forward, today, timed.get(key, [])))
-    keep(found, target)
+    found = [Tuned(key, mark.made.forward, today[key], timed.get(key, [])) for key, mark in new.items()]
+    keep(found, target, replace=False)  # of processes that tune at the same time, the first one decides for all
     return found
 
 

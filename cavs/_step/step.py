@@ -195,6 +195,8 @@ class Step(Generic[State, Metrics]):
     ) -> None:
         """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
 
+        No layouts are timed for them, as the GPU may be training. To tune, call the step with one batch before.
+
         Args:
             state: the state, or `jax.ShapeDtypeStruct`s.
             examples: batches of the shapes to come, or `jax.ShapeDtypeStruct`s.

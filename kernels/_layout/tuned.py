@@ -10,10 +10,12 @@ import json
 import math
 import operator
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "tuned"
+_SAVING = threading.Lock()
 OWN, SHIPPED, OTHERS = "in your cache", "shipped for this GPU", "shipped for another GPU"  # where a record lies
 
 
@@ -60,16 +62,18 @@ def origin(device: str, key: str) -> str:
     return OWN if key in _read(own_file(device)) else SHIPPED if key in records(device) else OTHERS
 
 
-def save(path: Path, found: dict[str, dict[str, Any]]) -> None:
-    """Adds records to a file, `file_of` or `own_file` of a device."""
-    _read.cache_clear()  # other processes may have added some
-    merged = dict(sorted((_read(path) | found).items()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(merged, indent=1) + "\n")
-    part.replace(path)
-    nearest.cache_clear()
-    _read.cache_clear()
+def save(path: Path, found: dict[str, dict[str, Any]], replace: bool = True) -> None:
+    """Adds records to a file, `file_of` or `own_file` of a device. `replace`: whether they replace records that are there."""
+    with _SAVING:
+        _read.cache_clear()  # another process may have added some
+        before = _read(path)
+        merged = before | found if replace else found | before
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n")
+        part.replace(path)
+        nearest.cache_clear()
+        _read.cache_clear()
 
 
 @functools.cache
