@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from cavs.recipes._files import check_picture, draw, given_file, guess_task, ope
 from cavs.recipes._machine import connected
 from cavs.recipes._options import Mistake, Parser, add_options, check_file, read_toml, suggestion
 from cavs.recipes._recipe import Recipe
-from cavs.recipes._train import Run, absolute, saved, train
+from cavs.recipes._train import absolute, saved, train, tune
 
 # The class of each task, and the other names of a task.
 TASKS = {
@@ -94,8 +94,9 @@ def main(kind: type[Recipe], arguments: Sequence[str] | None = None) -> NoReturn
 def run(command: str, words: list[str], kind: type[Recipe] | None, program: str) -> int:
     """Runs a command, and prints its errors in one line. Returns the exit code."""
     try:
-        commands = {"train": _train, "tune": _tune, "predict": _predict, "evaluate": _evaluate, "inspect": _inspect}
-        return commands[command](words, kind, program)
+        if command in ("train", "tune"):
+            return _train(words, kind, program, command)
+        return {"predict": _predict, "evaluate": _evaluate, "inspect": _inspect}[command](words, kind, program)
     except ERRORS as error:
         text, code = str(error), getattr(error, "code", 2)
     except FileNotFoundError as error:
@@ -131,9 +132,12 @@ def _parser(command: str, program: str, epilog: str = "") -> Parser:
     return Parser(prog=f"{program} {command}", epilog=epilog, formatter_class=raw, argument_default=argparse.SUPPRESS)
 
 
-def train_parser(kind: type[Recipe], program: str) -> Parser:
-    """The parser of `cavs train` for a recipe."""
-    parser = _of_recipe(_parser("train", program, TRAIN.format(", ".join(TASKS)) + FILES), kind)
+def train_parser(kind: type[Recipe], program: str, command: str) -> Parser:
+    """The parser of `cavs train` for a recipe, or of `cavs tune`, which takes the same options."""
+    parser = _parser(command, program, (TUNE if command == "tune" else TRAIN.format(", ".join(TASKS))) + FILES)
+    parser.add_argument("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default trees); also {', '.join(ALIASES)}")
+    add_options(parser, kind.Options)
+    parser.add_argument("--config", metavar="FILE", help="read options from a TOML file; the command line overrides them")
     parser.add_argument("--out", metavar="DIR", help="folder of the checkpoints and the curve (default: a new one under runs/)")
     told = "resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches"
     parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=told)
@@ -142,88 +146,36 @@ def train_parser(kind: type[Recipe], program: str) -> Parser:
     return parser
 
 
-def tune_parser(kind: type[Recipe], program: str) -> Parser:
-    """The parser of `cavs tune` for a recipe."""
-    parser = _of_recipe(_parser("tune", program, TUNE + FILES), kind)
-    told = "after so long, no other layouts are compiled; at least eight of each launch are timed (default 120)"
-    parser.add_argument("--seconds", type=float, metavar="N", default=120.0, help=told)
-    return parser
-
-
-def _of_recipe(parser: Parser, kind: type[Recipe]) -> Parser:
-    """Adds the options that say what is trained, and on which data."""
-    parser.add_argument("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default trees); also {', '.join(ALIASES)}")
-    add_options(parser, kind.Options)
-    parser.add_argument("--config", metavar="FILE", help="read options from a TOML file; the command line overrides them")
-    return parser
-
-
-def _train(words: list[str], kind: type[Recipe] | None, program: str) -> int:
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--out")
-    first.add_argument("--resume", nargs="?", const="")
-    known, _ = first.parse_known_args(words)
-    folder = None if known.resume is None else _resumed(known.resume, known.out)
-    kind, given = _given(words, kind, train_parser, program, folder)
-    out, distributed = given.pop("out", None), given.pop("distributed", None)
-    given.pop("resume", None)
-    _start()
-    given |= {} if distributed is None else {"devices": 0}
-    with connected(distributed):
-        if folder is not None:
-            return train(kind, saved(folder, kind, given), None, folder, program)
-        return train(kind, kind.Options(**absolute(given)).checked(), out, None, program)
-
-
-def _tune(words: list[str], kind: type[Recipe] | None, program: str) -> int:
-    kind, given = _given(words, kind, tune_parser, program)
-    seconds, _ = given.pop("seconds"), given.pop("out", None)
-    _start()
-    options = kind.Options(**absolute(given)).checked()
-    data = kind.read(options)
-    run = Run(kind(options, data.facts), data)
-    try:
-        found = run.step.tune(jax.eval_shape(run.initial), next(iter(run.loader)), seconds)
-    except ValueError as error:
-        if not str(error).startswith("Step.tune: "):
-            raise
-        raise Mistake(str(error).removeprefix("Step.tune: ")) from error
-    print(*(launch.table() for launch in found), sep="\n")
-    return 0
-
-
-def _given(
-    words: list[str],
-    kind: type[Recipe] | None,
-    parser_of: Callable[[type[Recipe], str], Parser],
-    program: str,
-    folder: Path | None = None,
-) -> tuple[type[Recipe], dict[str, Any]]:
-    """The recipe, and the options on the command line or in the file `--config`. `folder`: the run to resume."""
+def _train(words: list[str], kind: type[Recipe] | None, program: str, command: str) -> int:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--task")
     first.add_argument("--config")
+    first.add_argument("--out")
+    first.add_argument("--resume", nargs="?", const="")
     known, others = first.parse_known_args(words)
     settings = {} if known.config is None else read_toml(known.config, None)
+    folder = None if known.resume is None else _resumed(known.resume, known.out)
     if kind is None:
         task = known.task or settings.get("task") or (cavs.data.read_run(folder)["task"] if folder else "trees")
         kind = find_recipe(str(task))
         if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in others):
             kind = find_recipe("netlists")
     settings = {} if known.config is None else read_toml(known.config, kind.Options)
-    given: dict[str, Any] = settings | vars(parser_of(kind, program).parse_args(words))
+    given: dict[str, Any] = settings | vars(train_parser(kind, program, command).parse_args(words))
     files = [*given.pop("data", ()), *given.get("train", ())]
     given |= {"train": tuple(files)} if files else {}
-    for name in ("task", "config"):
+    out, distributed = given.pop("out", None), given.pop("distributed", None)
+    for name in ("task", "config", "resume"):
         given.pop(name, None)
-    return kind, given
-
-
-def _start() -> None:
-    """Prepares this process for training."""
     cavs.data.keep_host_memory()
     cavs.data.compile_quickly()
     cavs.data.cache_compiled()
+    given |= {} if distributed is None else {"devices": 0}
+    with connected(distributed):
+        options = kind.Options(**absolute(given)).checked() if folder is None else saved(folder, kind, given)
+        if command == "tune":
+            return tune(kind, options)
+        return train(kind, options, out if folder is None else None, folder, program)
 
 
 def _resumed(resume: str, out: str | None) -> Path:

@@ -172,6 +172,24 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
         raise messages.failure(error, options, folder) from error
 
 
+def tune(kind: type[Recipe], options: RunOptions) -> int:
+    """Times layouts of the kernels of a training run, keeps the fastest, and prints all. Returns the exit code.
+
+    Raises:
+        Mistake: the kernels cannot run here, or not in this recipe.
+    """
+    data = kind.read(options)
+    run = Run(kind(options, data.facts), data)
+    try:
+        found = run.step.tune(jax.eval_shape(run.initial), next(iter(run.loader)))
+    except ValueError as error:
+        if not str(error).startswith("Step.tune: "):
+            raise
+        raise Mistake(str(error).removeprefix("Step.tune: ")) from error
+    print(*(launch.table() for launch in found), sep="\n")
+    return 0
+
+
 def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> RunOptions:
     """The options of the run in a folder, with those that `given` changes.
 
