@@ -12,7 +12,7 @@ import cavs
 from cavs import vertex_programs
 from cavs._engines.persistent import wide_levels
 from cavs._function import products
-from cavs.kernels import H200, tuned
+from cavs.kernels import H200, Target, tuned
 from cavs.kernels._layout.layout import layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import CASES, CHAINS, COPIES, assert_near, inputs_of, laid_out, values
@@ -362,7 +362,7 @@ def test_a_step_tunes_a_new_function_once(monkeypatch: pytest.MonkeyPatch, tmp_p
             step = cavs.data.step(train, tune=seconds)
             found.append(step(params, batches))
             assert len(step.tuned) == launches
-            own = tuned._read(tuned.own_file(jax.devices()[0].device_kind))
+            own = tuned._read(tuned.own_file(Target.here().device_kind))
             assert len(own) == (2 if seconds else 0) and all(record["us"] > 0 for record in own.values())
     finally:
         tuned.nearest.cache_clear()
