@@ -1,7 +1,6 @@
 """`step`: a training step of one batch becomes one dispatch of several, on one device or many."""
 
 import functools
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
@@ -58,7 +57,7 @@ class Step(Generic[State, Metrics]):
     Attributes:
         compiling: (k, n) while the k-th of n programs is being compiled, else `None`.
         background: what `compile_ahead` and the first call compile on a thread.
-        tuned: the launches whose layouts were not on record before a call: what was timed, as lines of text by `str`.
+        tuned: the launches whose layouts were not on record before the first call. `str` of one says what was timed.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Step(Generic[State, Metrics]):
         self.background = Background()
         self.compiling: tuple[int, int] | None = None
         self.tuned: list[Tuned] = []
-        self._tune, self._seconds = bool(tune), tune  # the seconds that are left
+        self._seconds = tune
 
     def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
         key = _key(batches)
@@ -88,9 +87,8 @@ class Step(Generic[State, Metrics]):
         try:
             state, program = self._donated.of(state, _mesh(batches)), self._program(batches)
             if here:
-                begin = time.monotonic()
-                self.tuned += self._settle(program, state, batches, self._seconds)
-                self._seconds = max(0.0, self._seconds - (time.monotonic() - begin))
+                found = self._settle(program, state, batches, timed=not self._known)
+                self.tuned = self.tuned if self._known else found
             state, metrics = program(state, batches)
         except (RuntimeError, ValueError) as error:
             if "deleted" not in str(error):
@@ -132,11 +130,14 @@ class Step(Generic[State, Metrics]):
             raise ValueError(MSG_NO_LAUNCHES)
         return tune_tasks(found.values(), self._target, seconds)
 
-    def _settle(self, program: Concurrent, state: PyTree, batches: PyTree, seconds: float) -> list[Tuned]:
-        """Puts the layouts of the step's launches on record before it is compiled, if they are not and the user wants it."""
-        if not self._tune or unable(self._target):
+    def _settle(self, program: Concurrent, state: PyTree, batches: PyTree, timed: bool) -> list[Tuned]:
+        """Puts the layouts of a program's launches on record before it is compiled, if they are not and the user wants it.
+
+        `timed`: whether to time layouts, which may change those of programs that are compiled already.
+        """
+        if not self._seconds or unable(self._target):
             return []
-        return settle(program.trace(state, batches).jaxpr.jaxpr, batches, self._target, seconds)
+        return settle(program.trace(state, batches).jaxpr.jaxpr, batches, self._target, self._seconds if timed else 0)
 
     def _program(self, batches: PyTree) -> Concurrent:
         """Returns what compiles and runs the step for the devices of these batches."""
@@ -207,7 +208,7 @@ class Step(Generic[State, Metrics]):
         todo = {key: x for x in examples if (key := _key(x)) not in self._known and key not in self.background}
 
         def settled(batches: PyTree) -> Any:
-            self._settle(self._program(batches), like, batches, 0)  # the GPU trains, so nothing can be timed
+            self._settle(self._program(batches), like, batches, timed=False)  # the GPU may be training
             return self.lower(like, batches)
 
         lower: dict[Hashable, Callable[[], Any]] = {key: functools.partial(settled, x) for key, x in todo.items()}
@@ -386,8 +387,9 @@ def step(
         donate: whether to update the state in place. A state that another function created is copied first, so it stays valid;
             one that the step returned is not valid after the next call.
         compiler_options: options of XLA, as for `jax.jit`, such as `plan.compiler_options` of [`cavs.memory.plan`][].
-        tune: the seconds for tuning. Launches that are not timed by then keep the layout of a cost model, until [`cavs.tune`][]
-            or `Step.tune` times them. 0: no layout is timed or recorded; so it is if several processes train together.
+        tune: the seconds for tuning. Launches that are not timed by then, and those of other shapes of batches, keep the layout
+            of a cost model or of similar batches, until [`cavs.tune`][] or `Step.tune` times them. 0: no layout is timed or
+            recorded; so it is if several processes train together.
         memory: the temporary memory of the step, as `budget` of [`cavs.memory.plan`][]. The first call with arrays of new
             shapes, or with another number of graphs, compiles up to five steps: begin with the largest batch of graphs.
         loss: with `memory`: `loss(params, batch)`, as in [`cavs.memory.plan`][]. `fun` gets it in parts, as its third argument.

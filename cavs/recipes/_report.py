@@ -47,7 +47,7 @@ class Messages:
 
     def __init__(self, command: str):
         self.console, self.command = Console(quiet=jax.process_index() > 0), command
-        self._tuned = 0  # launches that were reported
+        self._told = False  # whether `tuned` has printed its line
 
     def print(self, text: str) -> None:
         """Prints a line, which a narrow terminal wraps."""
@@ -91,10 +91,10 @@ class Messages:
         self.print("  ".join(parts) + ("  *" if best else ""))
 
     def tuned(self, run: Any) -> None:
-        """Prints a line about the launches that a step has tuned since the last call, if any."""
-        if new := run.step.tuned[self._tuned :]:
-            self._tuned += len(new)
-            self.print(f"kernels tuned for this GPU, once: {'; '.join(map(str, new))}")
+        """Prints a line about the launches that the first step has tuned, if any, once."""
+        if run.step.tuned and not self._told:
+            self.print(f"kernels tuned for this GPU, once: {'; '.join(map(str, run.step.tuned))}")
+            self._told = True
 
     def stopped(self, keeper: cavs.data.Keeper, run: Any) -> None:
         """How to continue after Ctrl-C."""
