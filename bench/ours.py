@@ -80,7 +80,7 @@ class Cavs:
         self._everywhere, self._policy = cell == "lstm", policy
         self._F, self._engine = F, engine
         self._begin(params, {k: jnp.array(v) for k, v in params.items() if k != "embed"}, device)
-        self._step = cavs.data.step(make_step(_loss(F, self._everywhere, engine), _parts))
+        self._step = cavs.data.step(tune=0)(make_step(_loss(F, self._everywhere, engine), _parts))
 
     def _begin(self, params: dict[str, np.ndarray], dense: Any, device: str) -> None:
         self._state: Any = (dense, jnp.array(params["embed"]), jnp.float32(0))

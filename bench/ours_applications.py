@@ -120,7 +120,8 @@ class CavsApplication(Cavs):
         self._cell, self._everywhere = cell, cell in (*TAGGERS, "encoder_decoder", "lattice_lstm")
         self._policy, self._F = "batching", None  # there may be several functions, and each chooses its engine
         self._begin(params, _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"}), device)
-        self._step = cavs.data.step(make_step(_loss(program(cell, hidden, embed, classes), self._everywhere, engine), _parts))
+        one = make_step(_loss(program(cell, hidden, embed, classes), self._everywhere, engine), _parts)
+        self._step = cavs.data.step(tune=0)(one)
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (_flat(self._state[0]) | {"embed": self._state[1]}).items()}

@@ -1,4 +1,4 @@
-"""The command line: `cavs train`, `cavs predict`, `cavs evaluate`, `cavs inspect`. Nothing here imports JAX at the top."""
+"""The command line: `cavs train`, `tune`, `predict`, `evaluate` and `inspect`. Nothing here imports JAX at the top."""
 
 import argparse
 import contextlib
@@ -11,6 +11,7 @@ from types import FrameType
 
 HELPS = {
     "train": "train a model on graphs, a tagger, a language model, a translator, ...",
+    "tune": "time layouts of the kernels that cavs train runs on this GPU, and keep the fastest",
     "predict": "label, score or translate new samples with a checkpoint",
     "evaluate": "score a checkpoint on a file of labelled samples",
     "inspect": "show the contents of a file of graphs and the schedule of a batch",

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs import vertex_programs
 from cavs._engines.persistent import wide_levels
 from cavs._function import products
-from cavs.kernels import H200
+from cavs.kernels import H200, Target, tuned
 from cavs.kernels._layout.layout import layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import CASES, CHAINS, COPIES, assert_near, inputs_of, laid_out, values
@@ -337,3 +338,35 @@ def test_a_wait_in_vain_of_a_wide_level_is_reported() -> None:
 
     h = np.asarray(cavs.run(F, params, sched, inputs_of("TreeFC", graphs, 256), engine=laid_out(wide=wide)))
     assert np.isnan(h).all()
+
+
+@pytest.mark.gpu
+def test_a_step_tunes_a_new_function_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tuned.nearest.cache_clear()
+    program = vertex_programs.BinaryTreeLSTM(176, 24)  # a width of which no record is shipped
+    F, params = program.vertex_function(), program.init(jax.random.key(0))
+    loader = cavs.data.Loader(joined([random_binary_tree(12, seed=n) for n in range(64)]), 32, steps=2, seed=None)
+
+    def loss(params: Any, sched: cavs.Schedule) -> jax.Array:
+        x = jnp.ones((sched.shape.vertices, 24), jnp.float32)
+        return (cavs.run(F, params, sched, x, select=sched.roots) ** 2).mean()
+
+    def train(params: Any, sched: cavs.Schedule) -> tuple[Any, Any]:
+        value, grads = jax.value_and_grad(loss)(params, sched)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    batches, found = next(iter(loader)), []
+    try:
+        for seconds, launches in ((0, 0), (60, 2), (60, 0)):
+            step = cavs.data.step(train, tune=seconds)
+            found.append(step(params, batches))
+            assert len(step.tuned) == launches
+            own = tuned._read(tuned.own_file(Target.here().device_kind))
+            assert len(own) == (2 if seconds else 0) and all(record["us"] > 0 for record in own.values())
+    finally:
+        tuned.nearest.cache_clear()
+    without, after, again = map(jax.tree.leaves, found)
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(after, again, strict=True))
+    for a, b in zip(without, after, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4)

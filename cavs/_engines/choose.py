@@ -9,6 +9,7 @@ from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.counted import suggestion
+from cavs._schedule.schedule import Shape
 from cavs.kernels import Target, persistent
 
 
@@ -58,9 +59,12 @@ def _warn_once_if_held_back(target: Target) -> None:
         warnings.warn(f"cavs: this GPU could run the fast engine, persistent, but it cannot run here: {reason}.", stacklevel=2)
 
 
-def explain_engines(plan: FunctionPlan, target: Target) -> list[str]:
-    """Returns lines that say which engine runs F on a device, and how each engine would, or why it cannot."""
-    found = {name: ENGINES[name].explain(plan, target) for name in ("scan", "native", "persistent")}
+def explain_engines(plan: FunctionPlan, target: Target, shape: Shape | None = None) -> list[str]:
+    """Returns lines that say which engine runs F on a device, and how each engine would, or why it cannot.
+
+    `shape`: the shape of the schedules, if known.
+    """
+    found = {name: ENGINES[name].explain(plan, target, shape) for name in ("scan", "native", "persistent")}
     here = persistent.unsupported(target)
     chosen = "native" if found["native"][0] and target.is_cpu else "scan"
     if found["persistent"][0] and not here:

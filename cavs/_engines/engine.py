@@ -133,8 +133,11 @@ class Engine:
         """Returns the plan that the engine runs for a job: how F is split, and what the backward keeps."""
         raise NotImplementedError
 
-    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
-        """Returns whether the engine can run F at all, and lines that say how it would on a device, or why it cannot."""
+    def explain(self, plan: FunctionPlan, target: Target, shape: Shape | None = None) -> tuple[bool, list[str]]:
+        """Returns whether the engine can run F at all, and lines that say how it would on a device, or why it cannot.
+
+        `shape`: the shape of the schedules, if known.
+        """
         raise NotImplementedError
 
     def batch(self, job: Job, sched: Schedule) -> Batch:

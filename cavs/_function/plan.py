@@ -30,6 +30,7 @@ class FunctionPlan:
     push_impls: list[str | None]  # per leaf of a push, the generator's name if it holds keys of `jax.random`, else `None`
     leaf: dict[str | None, RoleProgram]  # F at leaves, by kind
     inner: dict[str | None, Split]  # F at vertices with children, by kind
+    shapes: ArgumentShapes  # for which F was traced
 
     @property
     def loop(self) -> str:
@@ -143,4 +144,6 @@ def make_plan(function: VertexFunction, shapes: ArgumentShapes, most: int | None
     pushed = agreed(pushes)
     state_avals = [stored_aval(a) for a in function.state_avals(shapes.params, shapes.inputs)]
     push_avals = [stored_aval(a) for a in pushed.avals]
-    return FunctionPlan(function, state_avals, push_avals, pushed.tree, [key_impl(a) for a in pushed.avals], leaf, inner)
+    return FunctionPlan(
+        function, state_avals, push_avals, pushed.tree, [key_impl(a) for a in pushed.avals], leaf, inner, shapes
+    )

@@ -7,8 +7,8 @@ effects, which `jax.custom_jvp` refuses. A primitive keeps its rules until it is
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.always_compiled import always_compiled
-from cavs._jaxpr.jaxprs import ClosedJaxpr, opened
+from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, bodies_in, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
 
 Arrays: TypeAlias = list[jax.Array]
@@ -47,6 +47,18 @@ class Rules:
     sealed: bool = False
     # The function that `jax.export` gets instead, as other processes cannot run `run`; `None` if they can.
     exported: Flat | None = None
+
+
+R = TypeVar("R", bound=Rules)
+
+
+def rules_in(jaxpr: Jaxpr, kind: type[R]) -> Iterator[R]:
+    """Yields the rules of one kind of all calls in a jaxpr, also in the bodies of its equations."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is ruled_p and isinstance(rules := eqn.params["rules"], kind):
+            yield rules
+        for body in bodies_in(eqn):
+            yield from rules_in(body, kind)
 
 
 def call(rules: Rules, *operands: jax.Array) -> Arrays:

@@ -13,7 +13,7 @@ from jax.extend import core as jex
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, Jaxpr, bodies_in, opened
-from cavs._jaxpr.ruled import Arrays, Flat, Rules, Tangents, as_call, call, pushed, retraced, ruled_p, types_of
+from cavs._jaxpr.ruled import Arrays, Flat, Rules, Tangents, as_call, call, pushed, retraced, ruled_p, rules_in, types_of
 
 CallOf = Callable[[Any], tuple[Callable[..., PyTree], str]]  # from options to a function, and the engine that runs it
 
@@ -111,8 +111,4 @@ def _changed_parameter(x: Any, options: Any) -> Any:
 
 def calls_in(jaxpr: Jaxpr) -> Iterator[TunableRules]:
     """Yields the tunable calls of a jaxpr, and of those inside it."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is ruled_p and isinstance(rules := eqn.params["rules"], TunableRules):
-            yield rules
-        for body in bodies_in(eqn):
-            yield from calls_in(body)
+    return rules_in(jaxpr, TunableRules)

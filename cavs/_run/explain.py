@@ -35,7 +35,7 @@ def explain(
             `run`.
         inputs: one vertex's row of the inputs: arrays or `jax.ShapeDtypeStruct`s.
         edges: one edge's row of the edges, if F reads them.
-        sched: a schedule, whose padding is then listed.
+        sched: a schedule as in training. Its padding is listed, and engines are described for its shape.
 
     Raises:
         TypeError: `F` is no `VertexFunction`.
@@ -46,7 +46,7 @@ def explain(
             f"explain: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), "
             "or program.vertex_function() for a ready vertex program."
         )
-    function = F if sched is None else for_schedule(F, sched)
+    function = F if sched is None else for_schedule(F, sched, None)[0]
     if params is None and inputs is None and edges is None:
         plan = latest_plan(function) or next(filter(None, map(latest_plan, reversed(results(mixed, F)))), None)
         if plan is None:
@@ -79,7 +79,7 @@ def explain(
     o = F.optimizations
     off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
     lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
-    lines += explain_engines(plan, Target.here())
+    lines += explain_engines(plan, Target.here(), None if sched is None else sched.shape)
     if sched is not None:
         lines += [
             "Rows of this schedule on engine scan, computed for vertices:",

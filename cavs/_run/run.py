@@ -113,8 +113,7 @@ def run_with_options(
     inputs, length = _padded_inputs(inputs, sched, exact)
     kinds = kind_names(F, sched)
     edges = _padded_edges(edges, sched)
-    F = for_schedule(F, sched)
-    inputs = with_kinds(F, sched, inputs)
+    F, inputs = for_schedule(F, sched, inputs)
     plan = plan_of(F, jax.tree.map(_aval, params), _row_avals(inputs), sched.shape.most_children, _row_avals(edges))
     if edges is not None and not plan.reads_edges:
         raise ValueError(
@@ -213,14 +212,11 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     return sched.shape.kinds
 
 
-def for_schedule(F: VertexFunction, sched: Schedule) -> VertexFunction:
-    """Returns F for a schedule whose tasks may mix kinds; see `mixed`."""
-    return F if not sched.shape.mixed or None in F.fns else mixed(F, sched.shape.kinds, sched.shape.mixed)
-
-
-def with_kinds(F: VertexFunction, sched: Schedule, inputs: PyTree) -> PyTree:
-    """Returns the inputs of F, with the kinds of vertices if it mixes kinds."""
-    return {"inputs": inputs, "kind": jnp.asarray(sched.kind)} if F.mixes else inputs
+def for_schedule(F: VertexFunction, sched: Schedule, inputs: PyTree) -> tuple[VertexFunction, PyTree]:
+    """Returns F and its inputs for a schedule whose tasks may mix kinds; see `mixed`."""
+    if not sched.shape.mixed or None in F.fns or F.mixes:
+        return F, inputs
+    return mixed(F, sched.shape.kinds, sched.shape.mixed), {"inputs": inputs, "kind": jnp.asarray(sched.kind)}
 
 
 def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: tuple[str | None, ...]) -> jax.Array | None:

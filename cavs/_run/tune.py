@@ -2,9 +2,10 @@
 
 import concurrent.futures
 import dataclasses
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -19,7 +20,7 @@ from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._run.plans import plan_of
-from cavs._run.run import for_schedule, kind_names, run, with_kinds
+from cavs._run.run import for_schedule, kind_names, run
 from cavs._schedule.schedule import Schedule
 from cavs.kernels import LaunchConfig, LevelProgram, Target, tuned
 
@@ -35,15 +36,20 @@ Timer: TypeAlias = Callable[[Any, PyTree], float]
 
 
 class Timed(NamedTuple):
-    """A layout that was measured: its fields, and microseconds."""
+    """A layout, and the microseconds of a pass with it; `None` if the time was up before it was measured."""
 
     config: LaunchConfig
-    us: float
+    us: float | None
 
     @property
     def record(self) -> dict[str, Any]:
         """Its record in `kernels/tuned`."""
-        return {field: getattr(self.config, field) for field in _FIELDS} | {"us": round(self.us, 1)}
+        measured = {} if self.us is None else {"us": round(self.us, 1)}
+        return {field: getattr(self.config, field) for field in _FIELDS} | measured
+
+    def __str__(self) -> str:
+        fields = ", ".join(f"{field} {value}" for field, value in self.record.items() if field != "us")
+        return f"{'not measured' if self.us is None else f'{self.us:8.1f} us'}  {fields}"
 
 
 class Task(NamedTuple):
@@ -57,14 +63,56 @@ class Task(NamedTuple):
     made: Recurrence
 
 
+class Tuned(NamedTuple):
+    """The layouts of one launch that were timed.
+
+    Attributes:
+        key: The key of the record.
+        forward: The direction.
+        today: The layout that was used before.
+        layouts: The layouts that were timed, `today` first; none if the time was up before.
+    """
+
+    key: str
+    forward: bool
+    today: LaunchConfig
+    layouts: list[Timed]
+
+    @property
+    def best(self) -> Timed:
+        """The fastest layout, or the one used before if the fastest is hardly faster."""
+        before, *others = self.layouts or [Timed(self.today, None)]
+        found = min(others, key=_us, default=before)
+        return found if _us(found) <= _WORTH * _us(before) else before
+
+    def __str__(self) -> str:
+        way = "forward" if self.forward else "backward"
+        if not self.layouts:
+            return f"{way}: no layout was timed"
+        before, best = self.layouts[0], min(self.layouts, key=_us)
+        return f"{way}: {before.us:.0f} us a pass before, {best.us:.0f} with the fastest of {len(self.layouts)} layouts"
+
+    def table(self) -> str:
+        """Returns the layouts and their times, from the fastest on."""
+        notes = {self.today: "  (used before)", self.best.config: "  (used from now on)"}
+        rows = [f"  {layout}{notes.get(layout.config, '')}" for layout in sorted(self.layouts, key=_us)]
+        return "\n".join([f"{self} ({self.key})", *rows])
+
+
+def _us(layout: Timed) -> float:
+    return math.inf if layout.us is None else layout.us
+
+
 def tune(
     F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree = None, *, edges: PyTree = None, seconds: float = 120
 ) -> str:
     """Times layouts of the persistent kernels for F on this device, and keeps the fastest in the user's cache.
 
-    Programs that are traced later use them, also in other processes, for batches with about as many vertices a level and the
-    same precision of products. The results of a step stay the same but for rounding. Forward and backward launches are timed
-    one after another, each as part of whole passes over the batch.
+    All programs use them from then on, also in other processes, for batches with about as many vertices a level and the same
+    precision of products. If a layout changes, functions that JAX has compiled in this process are compiled again when they are
+    called next. The results of a step stay the same but for rounding. Forward and backward launches are timed one after
+    another, each as part of whole passes over the batch. [`cavs.data.step`][] does the same with a few layouts, in a few
+    seconds, and never again for layouts that were tuned here.
 
     ```python
     print(cavs.tune(F, params, sched, inputs))
@@ -94,15 +142,28 @@ def tune(
         as_arrays(x, f"tune: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
     )
     target = Target.here()
-    end, lines = time.monotonic() + seconds, []
-    for task in tasks(F, params, sched, inputs, edges, target):
-        before, *others = fastest(task, target, end)
-        best = min([before, *others], key=lambda layout: layout.us)
-        if best.us <= _WORTH * before.us:
-            tuned.save(tuned.own_file(target.device_kind), {key_of(task): best.record})
-        way = "forward" if task.made.forward else "backward"
-        lines.append(f"{way}: {before.us:.0f} us a pass before, {best.us:.0f} with the fastest of {1 + len(others)} layouts")
-    return "\n".join(lines)
+    return "\n".join(map(str, tune_tasks(tasks(F, params, sched, inputs, edges, target), target, seconds)))
+
+
+def tune_tasks(found: Iterable[Task], target: Target, seconds: float) -> list[Tuned]:
+    """Times all promising layouts of some launches, and keeps the fastest."""
+    end, out = time.monotonic() + seconds, []
+    for task in found:
+        layouts = fastest(task, target, end)
+        out.append(Tuned(key_of(task), task.made.forward, layouts[0].config, layouts))
+        keep(out[-1:], target)
+    return out
+
+
+def keep(found: Sequence[Tuned], target: Target, replace: bool = True) -> None:
+    """Saves the best layouts in the user's cache. `replace`: whether they replace those that are there by now.
+
+    Raises `OSError` if the cache cannot be written.
+    """
+    tuned.save(tuned.own_file(target.device_kind), {one.key: one.best.record for one in found}, replace)
+    now = tuned.nearest(target.device_kind)
+    if any(now[one.key] | {"us": 0} != Timed(one.today, 0).record for one in found):
+        jax.clear_caches()  # what JAX has traced has the layouts of before
 
 
 def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, edges: PyTree, target: Target) -> Iterator[Task]:
@@ -112,9 +173,8 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
     """
     row = lambda rows: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)  # noqa: E731
     kinds = kind_names(F, sched)
-    function = for_schedule(F, sched)
-    pulled = row(with_kinds(function, sched, inputs))
-    plan = plan_of(function, jax.tree.map(jax.typeof, params), pulled, sched.shape.most_children, row(edges))
+    F, inputs = for_schedule(F, sched, inputs)
+    plan = plan_of(F, jax.tree.map(jax.typeof, params), row(inputs), sched.shape.most_children, row(edges))
     job = Job(plan, sched.shape, kinds, target)
     if reason := Persistent().unfit(job):
         raise ValueError(f"tune: it times launches of engine 'persistent', but {reason}.")
@@ -126,37 +186,41 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
 
 def key_of(task: Task) -> str:
     """Returns the key of a task's records."""
-    of_few, others = chip.tuning_keys(task.made.program, task.made.forward, task.made.precision, task.sched.shape)
-    return (of_few or others)[0]
+    return chip.key_of(task.made, task.sched.shape)
 
 
-def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) -> list[Timed]:
-    """Times the layout that is used today, and then promising ones until the time is up. Returns them in this order."""
+def promising(task: Task, target: Target) -> list[LaunchConfig]:
+    """Returns the layouts to time, the one that is used today first."""
     program, shape = task.made.program, task.sched.shape
     today = chip.configure(task.made, chip.LaunchOptions(target), shape)
     fitting = [c for c in chip.candidates(program, task.made.precision, target) if not chip.is_crowded(program, c)]
     if chip.has_few_graphs(shape):
         fitting += chip.spread(fitting)
     found = sorted((c for c in fitting if c != today), key=lambda c: chip.mean_cost(program, c, shape, shape.graphs))
-    layouts = [today, *found[: PROMISING - 1]]
+    return [today, *found[: PROMISING - 1]]
+
+
+def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) -> list[Timed]:
+    """Times the layout that is used today, and then promising ones until the time is up. Returns them in this order."""
+    layouts = promising(task, target)
     out: list[Timed] = []
     for first in range(0, len(layouts), AT_ONCE):
         if out and time.monotonic() > end:
             break
         some = layouts[first : first + AT_ONCE]
-        for config, step in zip(some, _compiled(task, some), strict=True):
-            out.append(Timed(config, (timer or _by_the_clock)(step, task.params)))
+        lowered = [lower(task, config) for config in some]
+        with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:
+            steps = list(pool.map(compiled, lowered))
+        out += [Timed(c, (timer or by_the_clock)(step, task.params)) for c, step in zip(some, steps, strict=True)]
     return out
 
 
-def _compiled(task: Task, layouts: Sequence[LaunchConfig]) -> list[Any]:
-    """Compiles loops of passes, side by side. XLA need not tune its own products for them."""
-    lowered = [_lowered(task, config) for config in layouts]
-    with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:
-        return list(pool.map(lambda low: low.compile({"xla_gpu_autotune_level": 0}), lowered))
+def compiled(lowered: Any) -> Any:
+    """Compiles a loop of passes. XLA need not tune its own products for it."""
+    return lowered.compile({"xla_gpu_autotune_level": 0})
 
 
-def _lowered(task: Task, config: LaunchConfig) -> Any:
+def lower(task: Task, config: LaunchConfig) -> Any:
     """Lowers `PASSES` chained passes. The other direction keeps its usual layout."""
     forward = task.made.forward
 
@@ -181,7 +245,7 @@ def _lowered(task: Task, config: LaunchConfig) -> Any:
     return jax.jit(lambda params: jax.lax.scan(one, params, length=PASSES)[0]).lower(task.params)
 
 
-def _by_the_clock(step: Any, params: PyTree) -> float:
+def by_the_clock(step: Any, params: PyTree) -> float:
     """Returns the microseconds of a pass: the least of three measurements."""
     jax.block_until_ready(step(params))
     times = []

@@ -20,6 +20,8 @@ from cavs._jaxpr.mesh_types import varying
 from cavs._memory.bytes import bytes_of
 from cavs._memory.divided import Collate, Loss
 from cavs._memory.fit import compiler_options as compiler_options_of
+from cavs._run.tune import Tuned, tune_tasks
+from cavs._run.tune_traced import launches_in, settle, tasks_of, unable
 from cavs._schedule.schedule import Schedule
 from cavs._step.background import Background
 from cavs._step.concurrent_jit import Concurrent, in_turn
@@ -31,12 +33,17 @@ from cavs._step.xla_options import options_of
 from cavs.kernels import Target
 
 UNROLL = 4  # training steps in one CUDA graph
+TUNE = 10.0  # seconds of tuning
 State = TypeVar("State")
 Metrics = TypeVar("Metrics")  # of one batch; a dispatch returns the same types, with an axis of steps
 
 MSG_VARYING = (
     "step: {what}: got values that differ between devices; expected the same on all. Let the loss be that of the whole batch: "
     "write cavs.data.mean(losses) for losses.mean(), before jax.grad, and cavs.data.total(x) for other sums."
+)
+MSG_NO_LAUNCHES = (
+    "Step.tune: got a step without launches of engine 'persistent'; expected one, to time its layouts. cavs.explain(F) tells "
+    "which engine runs, and why."
 )
 MSG_DELETED = (
     "step: state: got arrays whose memory an earlier step has reused, as a step updates its state in place; expected the state "
@@ -50,9 +57,12 @@ class Step(Generic[State, Metrics]):
     Attributes:
         compiling: (k, n) while the k-th of n programs is being compiled, else `None`.
         background: what `compile_ahead` and the first call compile on a thread.
+        tuned: the launches whose layouts were not on record before the first call. `str` of one says what was timed.
     """
 
-    def __init__(self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None):
+    def __init__(
+        self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None, tune: float = 0
+    ):
         functools.update_wrapper(self, fun)
         self._fun, self._unroll, self._donate = checked(fun), unroll, donate
         self._options = dict(compiler_options or {})
@@ -61,6 +71,8 @@ class Step(Generic[State, Metrics]):
         self._known: set[Hashable] = set()
         self.background = Background()
         self.compiling: tuple[int, int] | None = None
+        self.tuned: list[Tuned] = []
+        self._seconds = tune
 
     def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
         key = _key(batches)
@@ -73,7 +85,11 @@ class Step(Generic[State, Metrics]):
         elif new:
             self.background.wait(key)
         try:
-            state, metrics = self._program(batches)(self._donated.of(state, _mesh(batches)), batches)
+            state, program = self._donated.of(state, _mesh(batches)), self._program(batches)
+            if here:
+                found = self._settle(program, state, batches, timed=not self._known)
+                self.tuned = self.tuned if self._known else found
+            state, metrics = program(state, batches)
         except (RuntimeError, ValueError) as error:
             if "deleted" not in str(error):
                 raise
@@ -92,6 +108,36 @@ class Step(Generic[State, Metrics]):
     def lower(self, state: PyTree, batches: PyTree) -> Any:
         """Like `lower` of what `jax.jit` returns."""
         return self._program(batches).lower(state, batches)
+
+    def tune(self, state: State, batches: PyTree, seconds: float = 120) -> list[Tuned]:
+        """Times layouts of the persistent kernels for all launches of the step, and keeps the fastest, as [`cavs.tune`][] does.
+
+        Args:
+            state: the state.
+            batches: batches of the loader. The first one is timed, on random parameters and inputs.
+            seconds: after so long, no other layouts are compiled; at least eight are timed for each launch.
+
+        Returns:
+            The launches. `str` of one is a line, and its method `table` returns all layouts with their times.
+
+        Raises:
+            ValueError: engine `persistent` does not run in this step, or on this device.
+        """
+        if reason := unable(self._target):
+            raise ValueError(f"Step.tune: it times launches of engine 'persistent', but {reason}.")
+        found = tasks_of(launches_in(self._program(batches).trace(state, batches).jaxpr.jaxpr), batches)
+        if not found:
+            raise ValueError(MSG_NO_LAUNCHES)
+        return tune_tasks(found.values(), self._target, seconds)
+
+    def _settle(self, program: Concurrent, state: PyTree, batches: PyTree, timed: bool) -> list[Tuned]:
+        """Puts the layouts of a program's launches on record before it is compiled, if they are not and the user wants it.
+
+        `timed`: whether to time layouts, which may change those of programs that are compiled already.
+        """
+        if not self._seconds or unable(self._target):
+            return []
+        return settle(program.trace(state, batches).jaxpr.jaxpr, batches, self._target, self._seconds if timed else 0)
 
     def _program(self, batches: PyTree) -> Concurrent:
         """Returns what compiles and runs the step for the devices of these batches."""
@@ -150,6 +196,8 @@ class Step(Generic[State, Metrics]):
     ) -> None:
         """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
 
+        No layouts are timed for them, as the GPU may be training. To tune, call the step with one batch before.
+
         Args:
             state: the state, or `jax.ShapeDtypeStruct`s.
             examples: batches of the shapes to come, or `jax.ShapeDtypeStruct`s.
@@ -158,7 +206,12 @@ class Step(Generic[State, Metrics]):
         """
         like = jax.tree.map(_struct, state)
         todo = {key: x for x in examples if (key := _key(x)) not in self._known and key not in self.background}
-        lower: dict[Hashable, Callable[[], Any]] = {key: functools.partial(self.lower, like, x) for key, x in todo.items()}
+
+        def settled(batches: PyTree) -> Any:
+            self._settle(self._program(batches), like, batches, timed=False)  # the GPU may be training
+            return self.lower(like, batches)
+
+        lower: dict[Hashable, Callable[[], Any]] = {key: functools.partial(settled, x) for key, x in todo.items()}
         lower |= others or {}
 
         def compiling(lower: Callable[[], Any]) -> Callable[[], None]:
@@ -252,6 +305,7 @@ class StepOptions(TypedDict, total=False):
     unroll: int | None
     donate: bool
     compiler_options: Mapping[str, Any] | None
+    tune: float
 
 
 class BudgetOptions(StepOptions, total=False):
@@ -278,6 +332,7 @@ def step(
     unroll: int | None = None,
     donate: bool = True,
     compiler_options: Mapping[str, Any] | None = None,
+    tune: float = TUNE,
     memory: int | float | str | None = None,
     loss: Loss | None = None,
     collate: Collate = lambda sample: sample.sched,
@@ -303,6 +358,11 @@ def step(
 
     While the first batches train, the programs for the other shapes of the epoch are compiled in the background.
 
+    On a Hopper GPU, the first call tunes the launches of engine `persistent` (VPPS, section III-A). If no layout of a launch is
+    on record for this GPU, it times a few and keeps the fastest in the user's cache, `~/.cache/cavs`. This happens once: later
+    steps and processes use the record, so a run that is resumed computes what it would have computed without a stop. If the
+    cache is deleted, launches are tuned again, perhaps to other layouts, and sums may round differently.
+
     With `memory`, the step takes what [`cavs.memory.plan`][] takes, graphs or arrays of any network, and computes the loss of a
     batch in the fewest parts with which the compiled step, optimiser included, fits:
 
@@ -327,6 +387,9 @@ def step(
         donate: whether to update the state in place. A state that another function created is copied first, so it stays valid;
             one that the step returned is not valid after the next call.
         compiler_options: options of XLA, as for `jax.jit`, such as `plan.compiler_options` of [`cavs.memory.plan`][].
+        tune: the seconds for tuning. Launches that are not timed by then, and those of other shapes of batches, keep the layout
+            of a cost model or of similar batches, until [`cavs.tune`][] or `Step.tune` times them. 0: no layout is timed or
+            recorded; so it is if several processes train together.
         memory: the temporary memory of the step, as `budget` of [`cavs.memory.plan`][]. The first call with arrays of new
             shapes, or with another number of graphs, compiles up to five steps: begin with the largest batch of graphs.
         loss: with `memory`: `loss(params, batch)`, as in [`cavs.memory.plan`][]. `fun` gets it in parts, as its third argument.
@@ -339,13 +402,14 @@ def step(
     Raises:
         TypeError: `fun` is no function of two arguments (three with `memory`), or `compiler_options` no dict; or when called,
             an argument is something else, `fun` does not return a state and metrics, or the state has other shapes or dtypes.
-        ValueError: `unroll` is not an int >= 1; or when called on several devices, if the metrics or the new state differ
-            between them; or when called with `memory`, if the loss would not be the same in parts.
+        ValueError: `unroll` is not an int >= 1, or `tune` no number of seconds; or when called on several devices, if the
+            metrics or the new state differ between them; or when called with `memory`, if the loss would not be the same in
+            parts.
         BudgetError: when called with `memory`, if the smallest step does not fit.
     """
     if fun is None:
         how = {"memory": memory, "loss": loss, "collate": collate, "axis": axis}
-        return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options, **how)
+        return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options, tune=tune, **how)
     if not callable(fun):
         raise TypeError(f"step: fun: got a {type(fun).__name__}; expected a function fun(state, batch). Write @cavs.data.step.")
     if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
@@ -353,12 +417,14 @@ def step(
     if compiler_options is not None and not isinstance(compiler_options, Mapping):
         got = repr(compiler_options)
         raise TypeError(f"step: compiler_options: got {got}; expected a dict or None. Write compiler_options={{name: value}}.")
+    if tune is True or not isinstance(tune, int | float) or not tune >= 0:
+        raise ValueError(f"step: tune: got {tune!r}; expected seconds >= 0. Write tune=10, or tune=0 for no tuning.")
     if (memory is None) != (loss is None):
         given, other = ("loss", "memory='2GiB'") if memory is None else ("memory", "loss=loss")
         raise TypeError(f"step: {given}: got it alone; expected memory and loss together. Write {other}, too, or neither.")
     check_takes("step: fun", fun, "state", "batch", *["loss"] * (loss is not None))
     budget = bytes_of(memory, "step", "memory")
     if budget is None or loss is None:
-        return Step(fun, unroll, donate, compiler_options)
+        return Step(fun, unroll, donate, compiler_options, tune)
     options = compiler_options_of(budget) | dict(compiler_options or {})
-    return StepInBudget(fun, loss, budget, (collate, axis), lambda one: Step(one, unroll, donate, options))
+    return StepInBudget(fun, loss, budget, (collate, axis), lambda one: Step(one, unroll, donate, options, tune))

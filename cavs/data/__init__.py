@@ -37,6 +37,7 @@ from cavs._fit.texts import (
     words_of as words_of,
 )
 from cavs._readers.examples import example as example
+from cavs._run.tune import Tuned as Tuned
 from cavs._step.compile_cache import cache_compiled as cache_compiled, compile_quickly as compile_quickly
 from cavs._step.host_memory import keep_host_memory as keep_host_memory
 from cavs._step.log import Log as Log, json_lines as json_lines, tensorboard as tensorboard

@@ -1,4 +1,4 @@
-"""A readable program for each task, on the public API alone: `cavs train`, `predict`, `evaluate` and `inspect` run them.
+"""A readable program for each task, on the public API alone, for `cavs train`, `tune`, `predict`, `evaluate` and `inspect`.
 
 `trees`, `tagging`, `language_model`, `translation`, `regression` and `netlists` are one file each. A copy of such a file is a
 program of its own: `python trees.py --data train.txt`. To change a model, change the copy.

@@ -1,4 +1,4 @@
-"""The commands `train`, `predict`, `evaluate` and `inspect`, for one recipe or for those that `--task` names."""
+"""The commands `train`, `tune`, `predict`, `evaluate` and `inspect`, for one recipe or for those that `--task` names."""
 
 import argparse
 import contextlib
@@ -18,7 +18,7 @@ from cavs.recipes._files import check_picture, draw, given_file, guess_task, ope
 from cavs.recipes._machine import connected
 from cavs.recipes._options import Mistake, Parser, add_options, check_file, read_toml, suggestion
 from cavs.recipes._recipe import Recipe
-from cavs.recipes._train import absolute, saved, train
+from cavs.recipes._train import absolute, saved, train, tune
 
 # The class of each task, and the other names of a task.
 TASKS = {
@@ -36,7 +36,7 @@ ALIASES = {
 }
 # Errors of the user, whose message is enough.
 ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError, cavs.vertex_programs.ProgramError)
-COMMANDS = ("train", "predict", "evaluate", "inspect")
+COMMANDS = ("train", "tune", "predict", "evaluate", "inspect")
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": ".6g", "probability": ".4f", "log_probability": ".3f", "perplexity": ".2f"}
 FILES = """files of graphs, by the end of the name, optionally followed by .gz:
@@ -58,6 +58,14 @@ TRAIN = """examples:
   cavs train --task tagging --help                    the options of a task: {}
 
 Ctrl-C (or SIGTERM) stops after the current step, saves, and prints the command that resumes.
+
+"""
+TUNE = """examples:
+  cavs tune --hidden 512 --batch 64                   the kernels of `cavs train --hidden 512 --batch 64`
+  cavs tune --task lm sentences.txt --hidden 256
+
+Times layouts of the persistent kernels on this GPU, for a batch of `cavs train` with the same options. Prints them, and keeps
+the fastest for all later runs. Options that change neither data, model nor batches have no effect.
 
 """
 
@@ -86,7 +94,9 @@ def main(kind: type[Recipe], arguments: Sequence[str] | None = None) -> NoReturn
 def run(command: str, words: list[str], kind: type[Recipe] | None, program: str) -> int:
     """Runs a command, and prints its errors in one line. Returns the exit code."""
     try:
-        return {"train": _train, "predict": _predict, "evaluate": _evaluate, "inspect": _inspect}[command](words, kind, program)
+        if command in ("train", "tune"):
+            return _train(words, kind, program, command)
+        return {"predict": _predict, "evaluate": _evaluate, "inspect": _inspect}[command](words, kind, program)
     except ERRORS as error:
         text, code = str(error), getattr(error, "code", 2)
     except FileNotFoundError as error:
@@ -122,9 +132,9 @@ def _parser(command: str, program: str, epilog: str = "") -> Parser:
     return Parser(prog=f"{program} {command}", epilog=epilog, formatter_class=raw, argument_default=argparse.SUPPRESS)
 
 
-def train_parser(kind: type[Recipe], program: str) -> Parser:
-    """The parser of `cavs train` for a recipe."""
-    parser = _parser("train", program, TRAIN.format(", ".join(TASKS)) + FILES)
+def train_parser(kind: type[Recipe], program: str, command: str) -> Parser:
+    """The parser of `cavs train` for a recipe, or of `cavs tune`, which takes the same options."""
+    parser = _parser(command, program, (TUNE if command == "tune" else TRAIN.format(", ".join(TASKS))) + FILES)
     parser.add_argument("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default trees); also {', '.join(ALIASES)}")
     add_options(parser, kind.Options)
     parser.add_argument("--config", metavar="FILE", help="read options from a TOML file; the command line overrides them")
@@ -136,7 +146,7 @@ def train_parser(kind: type[Recipe], program: str) -> Parser:
     return parser
 
 
-def _train(words: list[str], kind: type[Recipe] | None, program: str) -> int:
+def _train(words: list[str], kind: type[Recipe] | None, program: str, command: str) -> int:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--task")
     first.add_argument("--config")
@@ -151,7 +161,7 @@ def _train(words: list[str], kind: type[Recipe] | None, program: str) -> int:
         if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in others):
             kind = find_recipe("netlists")
     settings = {} if known.config is None else read_toml(known.config, kind.Options)
-    given: dict[str, Any] = settings | vars(train_parser(kind, program).parse_args(words))
+    given: dict[str, Any] = settings | vars(train_parser(kind, program, command).parse_args(words))
     files = [*given.pop("data", ()), *given.get("train", ())]
     given |= {"train": tuple(files)} if files else {}
     out, distributed = given.pop("out", None), given.pop("distributed", None)
@@ -162,9 +172,10 @@ def _train(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     cavs.data.cache_compiled()
     given |= {} if distributed is None else {"devices": 0}
     with connected(distributed):
-        if folder is not None:
-            return train(kind, saved(folder, kind, given), None, folder, program)
-        return train(kind, kind.Options(**absolute(given)).checked(), out, None, program)
+        options = kind.Options(**absolute(given)).checked() if folder is None else saved(folder, kind, given)
+        if command == "tune":
+            return tune(kind, options)
+        return train(kind, options, out if folder is None else None, folder, program)
 
 
 def _resumed(resume: str, out: str | None) -> Path:

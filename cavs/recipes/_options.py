@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 LARGEST = 2**31 - 1
 # The options that `--resume` may change. The others determine the data, the model, or the order of the batches.
 RESUMABLE = (
-    *("epochs", "max_steps", "patience", "save_every", "memory", "devices", "log"),
+    *("epochs", "max_steps", "patience", "save_every", "memory", "devices", "tune", "log"),
     *("lr", "embedding_lr", "schedule", "warmup", "weight_decay", "clip", "dropout"),
 )
 T = TypeVar("T", bound="RunOptions")
@@ -78,6 +78,7 @@ class RunOptions:
         "in parts, with the same results up to rounding",
     )
     devices: int = option(1, "devices that share each batch, with the same results up to rounding; 0: all", least=0)
+    tune: float = option(10.0, "seconds in which the first step tunes its kernels on a new GPU; 0: never", least=0)
     log: str = option("none", "write loss and speed to log.jsonl, or also event files", choices=("none", "json", "tensorboard"))
 
     def checked(self: T) -> T:

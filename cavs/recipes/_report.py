@@ -47,6 +47,7 @@ class Messages:
 
     def __init__(self, command: str):
         self.console, self.command = Console(quiet=jax.process_index() > 0), command
+        self._told = False  # whether `tuned` has printed its line
 
     def print(self, text: str) -> None:
         """Prints a line, which a narrow terminal wraps."""
@@ -88,6 +89,12 @@ class Messages:
             scores = [f"{name} {cavs.data.shown(x)}" for name, x in recipe.scores(sums).items() if x is not None]
             parts.append(f"{label} {' '.join(scores)}")
         self.print("  ".join(parts) + ("  *" if best else ""))
+
+    def tuned(self, run: Any) -> None:
+        """Prints a line about the launches that the first step has tuned, if any, once."""
+        if run.step.tuned and not self._told:
+            self.print(f"kernels tuned for this GPU, once: {'; '.join(map(str, run.step.tuned))}")
+            self._told = True
 
     def stopped(self, keeper: cavs.data.Keeper, run: Any) -> None:
         """How to continue after Ctrl-C."""

@@ -65,7 +65,7 @@ class Run:
         self.memory = self._memory()
         parts = 1 if self.memory is None else self.memory[0]
         self.loader = self._loader(parts) if parts > 1 else self.loader
-        self.step = cavs.data.step(training_step(recipe, self.rule, parts))
+        self.step = cavs.data.step(training_step(recipe, self.rule, parts), tune=options.tune)
         self._evaluated: dict[str, cavs.data.Loader] = {}
 
     def _loader(self, parts: int) -> cavs.data.Loader:
@@ -151,6 +151,7 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
             with report.bar(keeper, run) as advance:
                 for batches in keeper:
                     state, sums = run.step(state, batches)
+                    messages.tuned(run)
                     log(sums)
                     due = keeper.add(state, sums)
                     advance()
@@ -169,6 +170,24 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
         raise Mistake(f"{error} Try a smaller --lr or --clip.") from error
     except (OSError, MemoryError, jax.errors.JaxRuntimeError) as error:
         raise messages.failure(error, options, folder) from error
+
+
+def tune(kind: type[Recipe], options: RunOptions) -> int:
+    """Times layouts of the kernels of a training run, keeps the fastest, and prints all. Returns the exit code.
+
+    Raises:
+        Mistake: the kernels cannot run here, or not in this recipe.
+    """
+    data = kind.read(options)
+    run = Run(kind(options, data.facts), data)
+    try:
+        found = run.step.tune(jax.eval_shape(run.initial), next(iter(run.loader)))
+    except ValueError as error:
+        if not str(error).startswith("Step.tune: "):
+            raise
+        raise Mistake(str(error).removeprefix("Step.tune: ")) from error
+    print(*(launch.table() for launch in found), sep="\n")
+    return 0
 
 
 def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> RunOptions:

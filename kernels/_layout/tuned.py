@@ -1,7 +1,7 @@
 """Records of the layouts that were fastest in measurements, by device, in the folder `tuned` (VPPS III-A: profile-guided).
 
-`python -m bench tune` writes them. `cavs.tune` writes records of the user's own in `~/.cache/cavs` (or under `XDG_CACHE_HOME`).
-If there is no record for a program, a cost model chooses its layout.
+`python -m bench tune` writes them. `cavs.tune` and `cavs.data.step` write the user's own records, in `~/.cache/cavs` (or under
+`XDG_CACHE_HOME`). If there is no record for a program, a cost model chooses its layout.
 """
 
 import contextlib
@@ -10,10 +10,13 @@ import json
 import math
 import operator
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "tuned"
+_SAVING = threading.Lock()
+OWN, SHIPPED, OTHERS = "in your cache", "shipped for this GPU", "shipped for another GPU"  # where a record lies
 
 
 def file_of(device: str) -> Path:
@@ -39,7 +42,6 @@ def keys(products: list[tuple[int, int]], forward: bool, precision: str, rows: f
     return [f"{sizes} {'forward' if forward else 'backward'} {precision} {1 << power}" for power in powers]
 
 
-@functools.cache
 def records(device: str) -> dict[str, dict[str, Any]]:
     """The records of a device: key -> {"hb", "groups", ..., "us"}, fields of `LaunchConfig`, and the microseconds measured."""
     return _read(file_of(device))
@@ -55,17 +57,26 @@ def nearest(device: str) -> dict[str, dict[str, Any]]:
     return functools.reduce(operator.or_, others, {}) | records(device) | _read(own_file(device))
 
 
-def save(path: Path, found: dict[str, dict[str, Any]]) -> None:
-    """Adds records to a file, `file_of` or `own_file` of a device."""
-    merged = dict(sorted((_read(path) | found).items()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(merged, indent=1) + "\n")
-    part.replace(path)
-    records.cache_clear()
-    nearest.cache_clear()
+def origin(device: str, key: str) -> str:
+    """Where the record that `nearest` has for a key lies: `OWN`, `SHIPPED` or `OTHERS`."""
+    return OWN if key in _read(own_file(device)) else SHIPPED if key in records(device) else OTHERS
 
 
+def save(path: Path, found: dict[str, dict[str, Any]], replace: bool = True) -> None:
+    """Adds records to a file, `file_of` or `own_file` of a device. `replace`: whether they replace records that are there."""
+    with _SAVING:
+        _read.cache_clear()  # another process may have added some
+        before = _read(path)
+        merged = before | found if replace else found | before
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n")
+        part.replace(path)
+        nearest.cache_clear()
+        _read.cache_clear()
+
+
+@functools.cache
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_text())

@@ -31,7 +31,7 @@ from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.ruled import replaceable
 from cavs._schedule.padding import Filled, in_total, padding_of
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
 from cavs._stages.saved import Saved, Transpose
@@ -73,7 +73,7 @@ class Native(Engine):
         other = plan.without_eager_part()
         return plan if self.unfit(job._replace(plan=other)) else other
 
-    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+    def explain(self, plan: FunctionPlan, target: Target, shape: Shape | None = None) -> tuple[bool, list[str]]:
         """Returns whether the library can run F, and a line that says so, and whether it runs the leaves."""
         if reason := unfit_function(plan):
             return False, [f"Engine native: no: {reason}."]

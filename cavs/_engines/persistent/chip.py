@@ -182,20 +182,27 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
 
     `shape`: the shape of the schedule, if known. Raises `Unfit` if no layout fits the chip.
     """
-    program, precision, layouts = recurrence.program, recurrence.precision, how.layouts
+    program, layouts = recurrence.program, how.layouts
     if how.interpret:
         config = LaunchConfig(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
-        return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
-    fitting = candidates(program, precision, how.target)
+    else:
+        config, _ = chosen(recurrence, how.target, shape)
+    return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
+
+
+def chosen(recurrence: Direction, target: Target, shape: Shape | None) -> tuple[LaunchConfig, str | None]:
+    """Returns the layout of a launch, and the key of its record, `None` if the cost model chooses it; see `configure`."""
+    program = recurrence.program
+    fitting = candidates(program, recurrence.precision, target)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
-    of_few, others = tuning_keys(program, recurrence.forward, precision, shape)
-    best = _recorded(recurrence, how.target, of_few)
-    if best is None:
-        best = _recorded(recurrence, how.target, others) or _estimated(program, fitting, shape)
-        if shape and has_few_graphs(shape):
-            best = _spread_if_faster(program, best, fitting, shape)
-    return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best
+    of_few, others = tuning_keys(program, recurrence.forward, recurrence.precision, shape)
+    if found := _recorded(recurrence, target, of_few):
+        return found
+    best, key = _recorded(recurrence, target, others) or (_estimated(program, fitting, shape), None)
+    if shape and has_few_graphs(shape) and (other := _spread_if_faster(program, best, fitting, shape)) is not best:
+        return other, None
+    return best, key
 
 
 def _estimated(program: LevelProgram, fitting: list[LaunchConfig], shape: Shape | None) -> LaunchConfig:
@@ -219,19 +226,34 @@ def spread(layouts: list[LaunchConfig]) -> list[LaunchConfig]:
     return list(dict.fromkeys(several))
 
 
-def measured(recurrence: Direction, target: Target, shape: Shape | None = None) -> LaunchConfig | None:
-    """Returns the layout on record for a direction, if there is one and it fits: the kernels may have changed since."""
+def key_of(recurrence: Direction, shape: Shape | None) -> str:
+    """Returns the key under which the layout of a direction is recorded on schedules of a shape."""
     of_few, others = tuning_keys(recurrence.program, recurrence.forward, recurrence.precision, shape)
-    return _recorded(recurrence, target, of_few + others)
+    return (of_few or others)[0]
 
 
-def _recorded(recurrence: Direction, target: Target, keys: list[str]) -> LaunchConfig | None:
-    """Returns the layout under the first of some keys that has one, if it fits."""
+def is_settled(recurrence: Direction, target: Target, shape: Shape) -> bool:
+    """Returns whether the layout is on record for this GPU under its own key, so that records of others do not change it."""
+    key = key_of(recurrence, shape)
+    return bool(_recorded(recurrence, target, [key])) and tuned.origin(target.device_kind, key) != tuned.OTHERS
+
+
+def source(recurrence: Direction, target: Target, shape: Shape | None = None) -> str:
+    """Returns the words that say where the layout that `configure` returns comes from."""
+    _, key = chosen(recurrence, target, shape)
+    if key is None:
+        return "by a cost model"
+    timed = "us" in tuned.nearest(target.device_kind)[key]  # else the time to tune was up
+    return f"{'by' if timed else 'without'} measurement, {tuned.origin(target.device_kind, key)}"
+
+
+def _recorded(recurrence: Direction, target: Target, keys: list[str]) -> tuple[LaunchConfig, str] | None:
+    """Returns the layout under the first of some keys that has one, and the key, if it fits: the kernels may have changed."""
     program, precision = recurrence.program, recurrence.precision
     records = tuned.nearest(target.device_kind)
-    known = next((records[k] for k in keys if k in records), None)
-    if known is None:
+    key = next((key for key in keys if key in records), None)
+    if key is None:
         return None
-    config = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"})
+    config = LaunchConfig(precision=precision, **{k: v for k, v in records[key].items() if k != "us"})
     fitting = candidates(program, precision, target)
-    return config if config in (spread(fitting) if config.spread else fitting) else None
+    return (config, key) if config in (spread(fitting) if config.spread else fitting) else None

@@ -17,6 +17,7 @@ from cavs._engines.persistent.explain import explain_launches
 from cavs._engines.persistent.indices import gathered, parents, some_rows
 from cavs._engines.persistent.launch import LaunchArrays, launch
 from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
+from cavs._engines.persistent.marks import marked
 from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents
 from cavs._function.domains import EDGE
@@ -27,6 +28,7 @@ from cavs._function.split import Split
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var
+from cavs._schedule.schedule import Shape
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
@@ -72,13 +74,17 @@ class Persistent(Engine):
         """Returns the plan that keeps what products need, and comparisons that could be rounded differently later."""
         return job.plan.keeping(KeepOptions(again=job.options.least, names=job.options.names, masks=True))
 
-    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+    def explain(self, plan: FunctionPlan, target: Target, shape: Shape | None = None) -> tuple[bool, list[str]]:
         """Returns whether F fits, and for each kind a line that says how launches are laid out on the chip, or why not."""
-        return explain_launches(plan, target)
+        return explain_launches(plan, target, shape)
 
     def options(self, target: Target) -> LaunchOptions:
         """Returns how launches run on a GPU."""
         return LaunchOptions(target, self.interpret, self.layouts)
+
+    def marked(self, lost: jax.Array, job: Job, made: Recurrence) -> jax.Array:
+        """Returns the flag of a launch, marked in the jaxpr if its layout is chosen by records and the cost model."""
+        return marked(lost, job, made) if self == Persistent() else lost
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
@@ -103,7 +109,7 @@ class Persistent(Engine):
             tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
             out, lost = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
             states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
-            gave_up = gave_up + lost
+            gave_up = gave_up + self.marked(lost, batch.job, made)
             # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
             nothing = jnp.zeros((0,))
             kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
@@ -206,7 +212,8 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
         zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
     given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row)
-    return Launched(made, *launch(made, rows, sched, engine.options(batch.job.target), given))
+    out, lost = launch(made, rows, sched, engine.options(batch.job.target), given)
+    return Launched(made, out, engine.marked(lost, batch.job, made))
 
 
 def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:

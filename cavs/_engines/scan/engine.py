@@ -18,6 +18,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env
+from cavs._schedule.schedule import Shape
 from cavs._stages.batched import in_place
 from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval, together
 from cavs._stages.saved import Saved, Transpose
@@ -63,7 +64,7 @@ class Scan(Engine):
             KeepOptions(overwrite, job.options.least, False, job.options.names, masks=True, together=together)
         )
 
-    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+    def explain(self, plan: FunctionPlan, target: Target, shape: Shape | None = None) -> tuple[bool, list[str]]:
         """Returns `True`, and a line about this engine."""
         return True, [
             "Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere. On a GPU the loops "
