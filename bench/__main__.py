@@ -29,7 +29,7 @@ from bench.runner import BUSY, Bench
 from bench.store import median
 from bench.systems import PRECISIONS, SYSTEMS
 
-AT_ONCE = 4  # cases compiled in parallel in a run on a GPU
+AT_ONCE = max(4, (os.cpu_count() or 1) // 2)  # cases compiled in parallel in a run on a GPU
 
 
 def main() -> None:

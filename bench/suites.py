@@ -128,6 +128,13 @@ def _sizes(quick: bool, device: str) -> list[Case]:
     return [*trees, *full, *chains, _case("lstm", "fixed-5000", 64, 1)]
 
 
+def _grid(quick: bool, device: str) -> list[Case]:
+    """Four models over hidden and batch sizes, chosen before they were measured, against the closest peers."""
+    sizes = ((64, 16), (64, 1024), (256, 1), (256, 64), (256, 256), (512, 16), (512, 256), (1024, 1), (1024, 64), (2048, 16))
+    models = (("tree_lstm", "sst"), ("tree_fc", "complete-64"), ("lstm", "fixed-64"), ("child_sum", "dependency"))
+    return [_case(*m, h, b) for h, b in sizes for m in models]
+
+
 def _scheduling(quick: bool, device: str) -> list[Case]:
     """Every setting of the other suites, full and quick, with Cavs alone: scheduling's share of a step."""
     others = [suite for suite in SUITES.values() if suite is not _scheduling]
@@ -141,6 +148,12 @@ CLOSEST = {
     "tree_lstm": ("cavs", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
     "tree_fc": ("cavs", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
 }
+FASTEST = {
+    "tree_lstm": ("cavs", "torch_triton_graph"),
+    "tree_fc": ("cavs", "torch_triton_graph"),
+    "lstm": ("cavs", "torch_packed_graph", "jax_cudnn_rnn"),
+    "child_sum": ("cavs", "torch_edges"),
+}
 
 SUITES = {
     "cavs": _cavs,
@@ -150,6 +163,7 @@ SUITES = {
     "applications": _applications,
     "lstm": _lstm,
     "sizes": _sizes,
+    "grid": _grid,
     "scheduling": _scheduling,
 }
 
@@ -170,6 +184,8 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
 
 def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str | None:
     """Returns why a quick run leaves a system out of a case, or None."""
+    if suite == "grid" and device == "gpu":
+        return None if name in FASTEST[case.cell] else "slower than a peer that runs"
     if suite != "cavs" or not quick or device != "gpu":
         return None
     if name == "cavs_scan":
