@@ -130,7 +130,7 @@ def _sizes(quick: bool, device: str) -> list[Case]:
 
 def _grid(quick: bool, device: str) -> list[Case]:
     """Four models over hidden and batch sizes, chosen before they were measured, against the closest peers."""
-    sizes = ((64, 16), (64, 1024), (256, 1), (256, 64), (256, 256), (512, 16), (512, 256), (1024, 1), (1024, 64), (2048, 16))
+    sizes = ((512, 16), (256, 64), (1024, 64), (512, 256), (2048, 16), (64, 16), (256, 1), (1024, 1), (64, 1024), (256, 256))
     models = (("tree_lstm", "sst"), ("tree_fc", "complete-64"), ("lstm", "fixed-64"), ("child_sum", "dependency"))
     return [_case(*m, h, b) for h, b in sizes for m in models]
 
