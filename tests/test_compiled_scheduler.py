@@ -69,7 +69,7 @@ def check_same(graphs: cavs.Graphs, **options: Any) -> None:
 
 
 def check_same_stacks(graphs: cavs.Graphs, rng: np.random.Generator, size: int, **options: Any) -> None:
-    """Batches in shapes chosen for a sample of them: each is the same in C++, in NumPy, and alone."""
+    """Batches in shapes chosen for a sample of them: each is the same in C++, also on several threads, in NumPy, and alone."""
     for scripts in (False, True):
         chosen = options_for(graphs, scripts=scripts, **options)
         some = [rng.permutation(len(graphs))[:size] for _ in range(3)]
@@ -78,6 +78,11 @@ def check_same_stacks(graphs: cavs.Graphs, rng: np.random.Generator, size: int, 
         stacked = functools.partial(stack, graphs, chosen, some, shape, 5)
         compiled, reference = stacked(), in_numpy(stacked)
         np.testing.assert_array_equal(compiled, reference)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batches, "PER_THREAD", 1)
+            for threads in (2, 3):
+                found = StackScheduler(graphs, chosen, threads).stack(some, shape, 5)
+                np.testing.assert_array_equal(found, reference)
         assert compiled.shape[0] == 5 and not compiled[3:].any()
         for index, data in zip(some, compiled, strict=False):
             check(graphs[index], cavs.Schedule(data, shape))
@@ -249,12 +254,23 @@ def test_wrong_arrays_are_refused_or_harmless(seed: int) -> None:
             function()
 
 
-def test_graph_numbers_out_of_range_are_refused() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_graph_numbers_out_of_range_are_refused(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PER_THREAD", 1)
     graphs = joined([chain(3), star(2)])
     ((shape,),) = few_shapes([(graphs, options_for(graphs))], [[np.array([0, 1])]], 1)
     for number in (2, -1, 2**62):
         with pytest.raises(IndexError, match="index: got a graph number out of range"):
-            StackScheduler(graphs, options_for(graphs)).stack([np.array([0]), np.array([number])], shape)
+            StackScheduler(graphs, options_for(graphs), threads).stack([np.array([0]), np.array([number])], shape)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_first_batch_without_room_is_named(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PER_THREAD", 1)
+    graphs = joined([chain(3), chain(2), chain(900), chain(901)])
+    scheduler = StackScheduler(graphs, options_for(graphs), threads)
+    with pytest.raises(NoRoom, match=r"the graphs \[2\] do not fit"):
+        scheduler.stack([np.array([k]) for k in (0, 1, 2, 0, 3, 1)], cavs.schedule(graphs[:1]).shape._replace(graphs=1))
 
 
 def test_arrays_that_are_not_contiguous_are_copied() -> None:

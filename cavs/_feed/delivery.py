@@ -9,7 +9,7 @@ import numpy as np
 
 from cavs._feed.batches import Batches, joined, send
 from cavs._feed.plan import Epoch, Member
-from cavs._feed.settings import Sample, Settings, with_rows
+from cavs._feed.settings import Sample, Settings, threads_of, with_rows
 from cavs._feed.shapes import Shapes
 from cavs._feed.thread import prefetch
 from cavs._graphs.counted import counted
@@ -29,7 +29,7 @@ class Delivery:
 
     def __init__(self, members: Sequence[Member], several: bool, shapes: Shapes, settings: Settings):
         self._members, self._several, self._shapes, self._settings = members, several, shapes, settings
-        self._schedulers = [StackScheduler(m.graphs, m.options) for m in members]
+        self._schedulers = [StackScheduler(m.graphs, m.options, threads_of(settings)) for m in members]
         mesh = settings.mesh
         self.units = (settings.parts or 1) if mesh is None else mesh.size
         me = jax.process_index()

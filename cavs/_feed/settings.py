@@ -1,5 +1,6 @@
 """Validates the arguments of a loader, and fills in the defaults of the device."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -27,6 +28,7 @@ STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
 # On a CPU: at most so many training steps in one dispatch, and so many vertices. Larger batches gain nothing from it.
 STEPS_ON_CPU, VERTICES_ON_CPU = 8, 32_768
 AHEAD = 2  # dispatches that wait on a GPU
+THREADS = 4  # that schedule for a GPU, each on a quarter of the cores or less
 
 Source: TypeAlias = Graphs | tuple[Graphs, Pick]
 
@@ -273,6 +275,11 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
     steps = STEPS if batch > FEW else STEPS_OF_FEW
     choices = [n for n in range(steps - 4, steps + 9, 4) if n <= batches] or [max(1, batches)]
     return min(choices, key=lambda n: (batches // n + batches % n, abs(n - steps)))
+
+
+def threads_of(settings: Settings) -> int:
+    """Returns the threads that schedule the batches of a dispatch. On a CPU the training step needs the cores."""
+    return max(1, min(THREADS, (os.cpu_count() or 1) // 4)) if settings.target.is_gpu else 1
 
 
 def ahead_of(settings: Settings) -> int:

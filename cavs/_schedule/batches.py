@@ -27,6 +27,8 @@ from cavs._schedule.shape_choice import (
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
 from cavs.kernels import BAD_GRAPHS, BAD_INDEX, LAYOUT, NO_ROOM, TOO_LARGE, CutTables, GraphArrays, schedule_library
 
+PER_THREAD = 16_384  # vertices of a stack for each thread, about 0.4 ms
+
 
 def compiled() -> bool:
     """Returns whether the scheduler in C++ was compiled; else the one in NumPy runs."""
@@ -54,11 +56,11 @@ def schedule_batch(graphs: Graphs, options: Options) -> Schedule:
 class StackScheduler:
     """Schedules batches of one data set, several of one shape at a time.
 
-    `options`: the options of the schedules. The caller chooses the shapes.
+    `options`: the options of the schedules. The caller chooses the shapes. `threads`: how many may schedule large batches.
     """
 
-    def __init__(self, graphs: Graphs, options: Options):
-        self._graphs, self._options = graphs, options
+    def __init__(self, graphs: Graphs, options: Options, threads: int = 1):
+        self._graphs, self._options, self._threads = graphs, options, threads
         self._num_kinds = len(kind_names(graphs, options.kinds))
         self._source = Source(graphs, self._num_kinds, options.kinds, options.fields) if compiled() else None
 
@@ -72,7 +74,8 @@ class StackScheduler:
         out[len(batches) :] = 0
         cut = Cut(shape.classes, self._options.policy == "serial")
         if self._source is not None:
-            schedule_stack(self._source, batches, cut, shape, out)
+            threads = max(1, min(self._threads, len(batches), len(batches) * shape.vertices // PER_THREAD))
+            schedule_stack(self._source, batches, cut, shape, out, threads)
             return out
         for row, index in zip(out, batches, strict=False):
             batch = ReferenceBatch(self._graphs[index], self._num_kinds, self._options.kinds)
@@ -146,17 +149,20 @@ class CompiledBatch:
         return out
 
 
-def schedule_stack(source: Source, batches: Sequence[np.ndarray], cut: Cut, shape: Shape, out: np.ndarray) -> None:
+def schedule_stack(
+    source: Source, batches: Sequence[np.ndarray], cut: Cut, shape: Shape, out: np.ndarray, threads: int = 1
+) -> None:
     """Schedules several batches of one shape in one call.
 
     `batches`: of each batch, the numbers of its graphs. `cut`: how levels are cut into tasks. `out`: (batches, length) receives
-    the integers of the schedules. Raises `NoRoom` if a batch does not fit `shape`.
+    the integers of the schedules. `threads`: among how many threads the batches are divided. Raises `NoRoom` if a batch does
+    not fit `shape`.
     """
     index = np.concatenate(batches, dtype=np.int64) if batches else np.zeros(0, np.int64)
     counts, failed = np.array([len(some) for some in batches], np.int64), np.zeros(1, np.int64)
     tables, layout = _tables(cut), _layout(shape)  # held here: a cache may drop them
     given = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
-    status = _library().cavs_schedule(*given, _address(out), _address(failed))
+    status = _library().cavs_schedule(*given, _address(out), threads, _address(failed))
     if status == NO_ROOM:
         raise no_room(batches[int(failed[0])], shape)
     _check(status)

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -443,17 +445,36 @@ EXPORTED int64_t cavs_write(const Batch* batch, const int64_t* layout, int32_t* 
 
 EXPORTED void cavs_close(Batch* batch) { delete batch; }
 
-// Schedules several batches of known shape, one after another: batch b has the next `counts[b]` graphs of `index`. Sets `*failed` to
-// the batch that has no room, or is invalid.
+// Schedules several batches of one shape: the graphs `index`, `counts[b]` of them for batch b. Writes the schedules one after another.
+// Some threads take about equal numbers of batches. If one fails, `*failed` is the number of the first batch that did.
 EXPORTED int64_t cavs_schedule(const Graphs* graphs, const int64_t* index, const int64_t* counts, int64_t batches, const Cut* cut,
-                               const int64_t* layout, int32_t* out, int64_t* failed) {
+                               const int64_t* layout, int32_t* out, int64_t threads, int64_t* failed) {
   return guarded([&] {
-    Batch batch;
-    for (int64_t& b = *failed = 0; b < batches; b++) {
-      batch.sort(*graphs, index, counts[b]);
-      batch.cut(*cut);
-      batch.write(layout, out);
-      index += counts[b], out += layout[LENGTH];
+    std::vector<int64_t> first(batches + 1, 0), status(threads, DONE), at(threads, 0);
+    for (int64_t b = 0; b < batches; b++) first[b + 1] = first[b] + counts[b];
+    auto some = [&](int64_t t) {
+      int64_t& b = at[t] = t * batches / threads;
+      status[t] = guarded([&] {
+        Batch batch;
+        for (; b < (t + 1) * batches / threads; b++) {
+          batch.sort(*graphs, index + first[b], counts[b]);
+          batch.cut(*cut);
+          batch.write(layout, out + b * layout[LENGTH]);
+        }
+      });
+    };
+    std::vector<std::thread> others;
+    others.reserve(threads);
+    int64_t mine = threads - 1;  // the calling thread takes the last part, and those for which there is no thread
+    try {
+      for (int64_t t = 0; t < mine; t++) others.emplace_back(some, t);
+    } catch (const std::system_error&) {
+    }
+    for (int64_t t = (int64_t)others.size(); t < threads; t++) some(t);
+    for (std::thread& other : others) other.join();
+    for (int64_t t = 0; t < threads; t++) {
+      *failed = at[t];
+      require(!status[t], (Status)status[t]);
     }
   });
 }

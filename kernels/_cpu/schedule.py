@@ -46,7 +46,7 @@ _FUNCTIONS = {
     "cavs_write": [_POINTER, _POINTER, _POINTER],
     "cavs_close": [_POINTER],
     "cavs_schedule": [
-        *(ctypes.POINTER(GraphArrays), _POINTER, _POINTER, _INT, ctypes.POINTER(CutTables), _POINTER, _POINTER, _POINTER)
+        *(ctypes.POINTER(GraphArrays), _POINTER, _POINTER, _INT, ctypes.POINTER(CutTables), _POINTER, _POINTER, _INT, _POINTER)
     ],
 }
 
