@@ -16,6 +16,7 @@ from tests.programs import PROGRAMS
 from tests.schedule_checks import options_for
 from tests.truth import assert_close, batch_inputs, call, gradients as gradients_of, truth
 
+needs_jax_11 = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' GPU interpreter needs jax 0.11")
 OF_KINDS = [(name, batch) for name, one in PROGRAMS.items() for batch in one.batches if None not in one.function.fns]
 
 
@@ -56,7 +57,7 @@ def of_poles(poles: bool) -> cavs.VertexFunction:
     return cavs.VertexFunction({"leaf": leaf, "a": a, "b": b}, state=(16,), arity=2)
 
 
-@pytest.mark.parametrize("engine", ["scan", "native", INTERPRETED], ids=["scan", "native", "persistent"])
+@pytest.mark.parametrize("engine", ["scan", "native", pytest.param(INTERPRETED, id="persistent", marks=needs_jax_11)])
 def test_what_other_kinds_compute_for_a_vertex_takes_no_part(engine: Any) -> None:
     """Vertices of kind "a" alone: the function of "b" is evaluated at its poles, and its parameters get zeros, not NaN."""
     tree = random_binary_tree(9, seed=3)
@@ -147,6 +148,7 @@ def test_what_is_no_way_to_schedule_kinds_is_refused() -> None:
         options_for(graphs, kinds="mix")
 
 
+@needs_jax_11
 def test_lattices_fit_one_launch() -> None:
     """Characters and words are two kinds with children."""
     F, rng = vp.LatticeLSTM(16, 16).vertex_function(), np.random.default_rng(0)
