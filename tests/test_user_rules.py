@@ -19,7 +19,7 @@ from cavs._jaxpr.linear import is_linear
 from cavs._run.plans import plan_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import chain, children_of, from_children, joined, star
-from tests.per_vertex import PerVertex, with_edges
+from tests.per_vertex import PerVertex, Steps, with_edges
 from tests.persistent_programs import INTERPRETED
 
 H = 16
@@ -219,7 +219,7 @@ def loss(pushes: Any) -> Any:
 @functools.cache
 def truth(name: str) -> Any:
     """The gradients by the loop over vertices."""
-    net = PerVertex({None: FUNCTIONS[name]}, LISTS, [None] * GRAPHS.num_vertices, np.zeros(H))
+    net = PerVertex(Steps({None: FUNCTIONS[name]}, np.zeros(H)), LISTS, [None] * GRAPHS.num_vertices)
 
     def run(p: Any, x: Any, e: Any) -> Any:
         return loss(net(p, with_edges(x, e, LISTS) if name == "of_edges" else x))
