@@ -24,10 +24,10 @@ elif CONTROLLER:  # workers and scripts under test inherit it
     # All processes of this run share what they compile. A later run starts empty.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cavs-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    # Scripts under test import JAX, which takes three times as long without bytecode. Where Python must not write it beside the
-    # sources, it goes to the same folder.
+    # Scripts under test import JAX, which takes three times as long without bytecode, and pytest rewrites each test file. Where
+    # Python must not write bytecode beside the sources, it goes to pytest's cache, which later runs read.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ["PYTHONPYCACHEPREFIX"] = os.environ["JAX_COMPILATION_CACHE_DIR"] + "/bytecode"
+        os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts under test inherit it; background jobs ignore it
 

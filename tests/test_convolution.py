@@ -371,7 +371,9 @@ def test_the_bench_measures_every_part(as_on_a_card: list[str], monkeypatch: pyt
     monkeypatch.setattr(Target, "here", lambda: H200)
     chosen = choice_module.ConvolutionChoice(None, dict.fromkeys(named_layouts(), 1.0) | {"xla": 2.0})
     monkeypatch.setattr(bench, "chosen", lambda *args: chosen)
-    monkeypatch.setattr(bench, "NETWORKS", {"resnet50": lambda: networks.with_images(networks.resnet(18), 16)})
+    stem, block, *_ = networks.resnet(18).blocks
+    small = networks.Network("stem and a block", (stem, block, networks._head(64, 10)), side=16, classes=10)
+    monkeypatch.setattr(bench, "NETWORKS", {"resnet50": lambda: small})
     bench.main(tmp_path, 100, ["layers:VGG-2", "filters:VGG-2"])
     bench.main(tmp_path, 100, ["ablation:VGG-2", "networks:resnet50"])
     found = json.loads(next(tmp_path.glob("convolution-*.json")).read_text())
