@@ -151,7 +151,8 @@ def _reference(case: Case, fns: dict[Any, Any], moved: float, dtype: Any) -> Any
     params, x = (moved_by(moved, rounded(case, values)) for values in (parameters(case), inputs(case)))
     at, count = rows_wanted(case), sum(map(len, case.graphs))
     spec = case.program
-    nets = [per_vertex(case, fns, dtype), PerVertex(Steps({None: top_net}, jnp.zeros(TOP[1], dtype)), case.graphs, [None] * count)]
+    top = Steps({None: top_net}, jnp.zeros(TOP[1], dtype))
+    nets = [per_vertex(case, fns, dtype), PerVertex(top, case.graphs, [None] * count)]
 
     def layer(number: int, params: Any, x: Any, at: Any) -> Any:
         if number == 0:

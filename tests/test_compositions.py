@@ -34,7 +34,7 @@ INTERPRETED = [("vmap inputs", "grad params"), ("scan carry", "hvp")]
 BY_HAND = [
     *(("scan", names) for names in (*OUTSIDE, *SECOND, *CHECKED)),
     *zip(("native", "recompute", "parts"), OUTSIDE[:3], strict=True),
-    *zip(("segments", "native segments", "recompute run"), OUTSIDE[3:], strict=True),
+    *(("segments", OUTSIDE[3]), ("recompute run", OUTSIDE[5])),
     *((name, SECOND[k]) for k, name in enumerate(("native segments", "native", "recompute min"))),
     ("recompute run", CHECKED[0]),
     *(("persistent", names) for names in INTERPRETED),

@@ -85,7 +85,7 @@ def test_every_budget_above_the_floor_is_kept():
     loss, params, batch, _ = plans.resnet_with_group_norm(4, 8)
     params, batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
     free, floor = (recompute(loss, budget).plan(params, batch).peak for budget in (None, "min"))
-    for budget in map(int, np.ceil(np.geomspace(free, floor, 6)[1:])):
+    for budget in map(int, np.ceil(np.geomspace(free, floor, 5)[1:])):
         small = recompute(loss, budget)
         assert small.plan(params, batch).peak == temp(jax.value_and_grad(small), params, batch) <= budget
     with pytest.raises(BudgetError, match=f"Write budget={floor}, "):
@@ -101,7 +101,7 @@ def test_a_plan_prints_a_saving_only_if_both_numbers_were_compiled():
     assert "jax.grad" not in str(plan)
     assert plan.plain_peak == temp(jax.value_and_grad(loss), params, batch)
     assert str(plan).splitlines()[0] == head  # the plan itself was not compiled
-    assert plan.peak == temp(jax.value_and_grad(ours), params, batch) < plan.plain_peak
+    assert plan.peak == temp(jax.value_and_grad(ours), params, batch) == ours.verify(params, batch).compiled < plan.plain_peak
     want = f"peak {text_of(plan.peak)} (compiled), of jax.grad {text_of(plan.plain_peak)} (compiled), kept"
     assert want in str(plan)
 
@@ -193,13 +193,6 @@ def test_long_loops_run_in_chunks(length, reverse):
     want = jax.jit(jax.value_and_grad(f, (0, 1)))(w, x)
     assert_close(jax.jit(jax.value_and_grad(lambda *args: planned(*args)[0], (0, 1)))(w, x), want, 1e-12)
     assert point.bytes < 0.6 * x.nbytes  # less than the states of all steps
-
-
-def test_what_is_compiled_is_the_derivative():
-    loss, params, batch = case("nmt")
-    for budget in (None, "min"):
-        found = recompute(loss, budget).verify(params, batch)
-        assert found.compiled == temp(jax.value_and_grad(recompute(loss, budget)), params, batch)
 
 
 def test_the_smallest_plan_needs_no_more_than_the_plan_without_a_budget():

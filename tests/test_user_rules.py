@@ -20,7 +20,7 @@ from cavs._run.plans import plan_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import chain, children_of, from_children, joined, star
 from tests.per_vertex import PerVertex, Steps, with_edges
-from tests.persistent_programs import INTERPRETED
+from tests.persistent_programs import INTERPRETED, INTERPRETER
 
 H = 16
 LIMIT = 0.2
@@ -263,7 +263,7 @@ def test_rules_act_per_vertex_on_the_default_engine(name: str) -> None:
     assert_same(found(name, jnp.float32, None), truth(name), 1e-4)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' GPU interpreter needs jax 0.11")
+@INTERPRETER
 @pytest.mark.parametrize("name", ["written_twice", "of_vertex_for_each_child"])
 def test_rules_act_per_vertex_in_kernels(name: str) -> None:
     assert_same(found(name, jnp.float32, INTERPRETED), truth(name), 1e-5)
