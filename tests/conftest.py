@@ -39,7 +39,6 @@ import pytest  # noqa: E402
 jax.config.update("jax_enable_x64", True)
 
 # Tracing allocates many objects, and the collector would visit all of JAX each time: 6 % of the tests' time.
-gc.freeze()
 gc.set_threshold(50_000, 20, 20)
 
 
@@ -50,11 +49,17 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_code_is_freed() -> Iterator[None]:
-    """Frees compiled code after a file. Each program maps memory, and Linux allows a process 65,530 mappings."""
+    """Frees compiled code, once it is much: each program maps memory, and Linux allows a process 65,530 mappings.
+
+    Until then the collector does not visit what earlier files left, such as JAX's caches.
+    """
+    gc.freeze()
     yield
     maps = Path("/proc/self/maps")
     if not maps.exists() or maps.read_bytes().count(b"\n") > 25_000:
         jax.clear_caches()
+        gc.unfreeze()
+        gc.collect()
 
 
 @pytest.fixture

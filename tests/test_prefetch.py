@@ -19,6 +19,7 @@ def threads() -> list[threading.Thread]:
 
 def left() -> list[threading.Thread]:
     if threads():
+        gc.unfreeze()  # what other files left is frozen (`conftest.py`)
         gc.collect()  # iterators that nothing refers to
     return threads()
 
