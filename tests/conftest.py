@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 CONTROLLER = "PYTEST_XDIST_WORKER" not in os.environ  # the process that starts the others, or the only one
 
@@ -32,6 +33,7 @@ elif CONTROLLER:  # workers and scripts under test inherit it
 signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts under test inherit it; background jobs ignore it
 
 import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
@@ -51,3 +53,13 @@ def compiled_code_is_freed() -> Iterator[None]:
     """Frees compiled code after each file. Each program maps memory, and Linux allows a process 65,530 mappings."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody has written to holds anything: here what is noticed most easily."""
+
+    def poison(shape: Any, dtype: Any) -> Any:
+        return jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.floating) else 1 << 30, dtype)
+
+    monkeypatch.setattr(jax.lax, "empty", poison)

@@ -85,51 +85,69 @@ def _reduced(outs: Any, how: str) -> Any:
     return jax.tree.map(lambda x: {"mean": jnp.mean, "max": jnp.max}[how](x, axis=0), outs)
 
 
-class PerVertex:
-    """A net as a loop over vertices, and a loop for the gradient. Each vertex is compiled for its kind and number of children,
-    and its own derivative is `jax.vjp`.
+class Steps:
+    """One vertex, alone and with its derivative `jax.vjp`, each compiled once for every kind and number of children.
 
-    `functions` by kind; `graphs`; `kinds` of all vertices, graph after graph; `zero`: the state of no child.
+    `functions` by kind; `zero`: the state of no child.
     """
 
-    def __init__(self, functions: dict[Any, Any], graphs: list[Graph], kinds: list[Any], zero: Any):
-        self.functions, self.zero, self.kinds = functions, zero, kinds
+    def __init__(self, functions: dict[Any, Any], zero: Any):
+        self.functions, self.zero = functions, zero
+        self.forward = jax.jit(self._forward, static_argnums=0)
+        self.both = jax.jit(self._both, static_argnums=0)
+        self.shapes: dict[tuple[Any, int], Any] = {}
+
+    def _forward(self, kind: Any, params: Any, mine: Any, children: list[Any]) -> Any:
+        v = PlainVertex(mine, children, self.zero)
+        self.functions[kind](params, v)
+        return v.state, v.pushed[None] if None in v.pushed else v.pushed
+
+    def _both(self, kind: Any, params: Any, mine: Any, children: list[Any], ct: Any) -> Any:
+        out, vjp = jax.vjp(lambda *args: self._forward(kind, *args), params, mine, children)
+        return out, vjp(ct)
+
+    def differentiable(self, kind: Any, params: Any, mine: Any, children: list[Any]) -> Any:
+        """The state and the push, by the program that `both` compiles for the derivative."""
+        if (key := (kind, len(children))) not in self.shapes:
+            self.shapes[key] = jax.eval_shape(lambda *args: self._forward(kind, *args), params, mine, children)
+        return self.both(kind, params, mine, children, jax.tree.map(_zero, self.shapes[key]))[0]
+
+
+class PerVertex:
+    """A net as a loop over vertices, and a loop for the gradient.
+
+    `graphs`; `kinds` of all vertices, graph after graph.
+    """
+
+    def __init__(self, steps: Steps, graphs: list[Graph], kinds: list[Any]):
+        self.steps, self.kinds = steps, kinds
         self.children: list[list[int]] = []
         for graph in graphs:
             base = len(self.children)
             self.children += [[base + child for child in children] for children in graph]
         self.order = _children_first(self.children)
-        self.forward = jax.jit(self._step, static_argnums=0)
-        self.backward = jax.jit(self._step_back, static_argnums=0)
 
         @jax.custom_vjp
         def net(params: Any, inputs: Any) -> Any:
-            return self._run(params, inputs)[0]
+            return self._run(steps.forward, params, inputs)[0]
 
-        net.defvjp(self._run, self._run_back)
+        net.defvjp(lambda params, inputs: self._run(steps.differentiable, params, inputs), self._run_back)
         self.net = net
 
     def __call__(self, params: Any, inputs: Any) -> Any:
         """Returns the pushes of all vertices, leaves (V, ...), for inputs (V, ...). Differentiable in reverse mode."""
         return self.net(params, inputs)
 
-    def _step(self, kind: Any, params: Any, mine: Any, children: list[Any]) -> Any:
-        v = PlainVertex(mine, children, self.zero)
-        self.functions[kind](params, v)
-        return v.state, v.pushed[None] if None in v.pushed else v.pushed
-
-    def _step_back(self, kind: Any, params: Any, mine: Any, children: list[Any], ct: Any) -> Any:
-        return jax.vjp(lambda *args: self._step(kind, *args), params, mine, children)[1](ct)
-
-    def _run(self, params: Any, inputs: Any) -> Any:
+    def _run(self, step: Any, params: Any, inputs: Any) -> Any:
         rows, states, pushes = _rows(inputs, len(self.order)), [None] * len(self.order), [None] * len(self.order)
         for r in self.order:
             kids = [states[c] for c in self.children[r]]
-            states[r], pushes[r] = self.forward(self.kinds[r], params, rows[r], kids)
+            states[r], pushes[r] = step(self.kinds[r], params, rows[r], kids)
         if pushes:
             return jax.tree.map(lambda *xs: _stack(xs), *pushes), (params, rows, states, pushes)
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
-        shapes = jax.eval_shape(lambda p, x: self._step(next(iter(self.functions)), p, x, []), params, one)[1]
+        kind = next(iter(self.steps.functions))
+        shapes = jax.eval_shape(lambda p, x: self.steps._forward(kind, p, x, []), params, one)[1]
         return jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), shapes), (params, inputs, [], [])
 
     def _run_back(self, saved: Any, cts: Any) -> Any:
@@ -141,7 +159,7 @@ class PerVertex:
         ct_params, ct_inputs = jax.tree.map(_zero, params), [None] * len(rows)
         for r in reversed(self.order):
             kids = [states[c] for c in self.children[r]]
-            p, ct_inputs[r], ct_kids = self.backward(self.kinds[r], params, rows[r], kids, (ct_states[r], ct_rows[r]))
+            p, ct_inputs[r], ct_kids = self.steps.both(self.kinds[r], params, rows[r], kids, (ct_states[r], ct_rows[r]))[1]
             ct_params = jax.tree.map(_plus, ct_params, p)
             for c, ct in zip(self.children[r], ct_kids, strict=True):
                 ct_states[c] = jax.tree.map(_plus, ct_states[c], ct)

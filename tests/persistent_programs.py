@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import cavs
 from cavs import vertex_programs as vp
@@ -19,6 +20,9 @@ from tests.vertex_functions import COPYING, copying
 
 H, E = 16, 3
 INTERPRETED = Persistent(interpret=True)  # the engine's kernels in Pallas' interpreter: slow, on any machine
+INTERPRETER = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
+)
 
 
 def laid_out(narrow: Any = None, wide: Any = None, interpret: bool = False) -> Persistent:

@@ -14,7 +14,7 @@ from cavs._engines.persistent.chip import MEASURED, Layouts
 from cavs._engines.persistent.engine import Persistent
 from cavs._function.keep_options import MemoryOptions
 from cavs._run.run import run_with_options
-from tests.per_vertex import PerVertex, with_edges
+from tests.per_vertex import PerVertex, Steps, with_edges
 from tests.random_cases import WAYS, Case, Options, functions
 from tests.random_compare import Outcome, differences, judged, tolerance, unsteady
 from tests.random_plans import in_parts, whole_batch
@@ -151,7 +151,8 @@ def _reference(case: Case, fns: dict[Any, Any], moved: float, dtype: Any) -> Any
     params, x = (moved_by(moved, rounded(case, values)) for values in (parameters(case), inputs(case)))
     at, count = rows_wanted(case), sum(map(len, case.graphs))
     spec = case.program
-    nets = [per_vertex(case, fns, dtype), PerVertex({None: top_net}, case.graphs, [None] * count, jnp.zeros(TOP[1], dtype))]
+    top = Steps({None: top_net}, jnp.zeros(TOP[1], dtype))
+    nets = [per_vertex(case, fns, dtype), PerVertex(top, case.graphs, [None] * count)]
 
     def layer(number: int, params: Any, x: Any, at: Any) -> Any:
         if number == 0:

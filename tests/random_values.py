@@ -14,7 +14,7 @@ from cavs._engines.engine import Job
 from cavs._run.plans import plans_of
 from cavs._run.run import kind_names
 from cavs.kernels import Target
-from tests.per_vertex import Graph, PerVertex
+from tests.per_vertex import Graph, PerVertex, Steps
 from tests.random_cases import Case
 from tests.random_programs import Program, cast_from
 
@@ -111,7 +111,7 @@ def per_vertex(case: Case, fns: dict[Any, Any], dtype: Any) -> PerVertex:
     spec = case.program
     leaves = {name: jnp.zeros(shape, dtype_of(kind, dtype)) for name, (shape, kind) in spec.states.items()}
     zero = next(iter(leaves.values())) if spec.bare_state else leaves
-    return PerVertex(regloballed(fns, dtype), case.graphs, case.kinds, zero)
+    return PerVertex(Steps(regloballed(fns, dtype), zero), case.graphs, case.kinds)
 
 
 def vertex_function(case: Case, fns: dict[Any, Any]) -> cavs.VertexFunction:

@@ -16,7 +16,7 @@ from cavs._function.keeping import overwritten_rows, reused
 from cavs._run.plans import plan_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import children_of, from_children, joined
-from tests.per_vertex import PerVertex
+from tests.per_vertex import PerVertex, Steps
 from tests.truth import assert_close
 
 H = 4
@@ -133,9 +133,8 @@ def test_gradients(name: str, engine: str, batch: str) -> None:
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params)
     x, weights = (jnp.asarray(rng.normal(size=(graphs.num_vertices, H)), dtype) for _ in range(2))
     sched = cavs.schedule(graphs)
-    net = PerVertex(
-        function.fns, [children_of(graphs, g) for g in range(len(graphs))], [None] * graphs.num_vertices, np.zeros(H, dtype)
-    )
+    lists = [children_of(graphs, g) for g in range(len(graphs))]
+    net = PerVertex(Steps(function.fns, np.zeros(H, dtype)), lists, [None] * graphs.num_vertices)
 
     def loss(run: Callable[..., Any]) -> Callable[..., jax.Array]:
         return lambda params, x: jnp.sum(run(params, x) * weights)

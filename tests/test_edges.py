@@ -13,13 +13,10 @@ import pytest
 
 import cavs
 from tests.odd_graphs import GRAPHS, joined, random_dag
-from tests.persistent_programs import INTERPRETED, assert_near
+from tests.persistent_programs import INTERPRETED, INTERPRETER, assert_near
 from tests.programs import PROGRAMS, E, H
 from tests.truth import WithEdges, assert_close, call, loss
 
-INTERPRETER = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
-)
 PROGRAM, GRAPH = PROGRAMS["edge messages"], GRAPHS["shared children"]
 
 

@@ -11,12 +11,9 @@ import cavs
 from cavs._engines.persistent import engine as persistent
 from cavs._engines.persistent.lower import recurrence_of
 from tests.odd_graphs import chain, joined, random_binary_tree
-from tests.persistent_programs import CASES, INTERPRETED, TREES, E, assert_near, inputs_of, plan_of, values
+from tests.persistent_programs import CASES, INTERPRETED, INTERPRETER, TREES, E, assert_near, inputs_of, plan_of, values
 from tests.random_halved import HIDDEN, Cell, check, spied_copies
 
-INTERPRETER = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
-)
 HALVED = {"BinaryTreeLSTM": [1], "NaryTreeLSTM": [1], "LSTM": [1]}  # the leaf h; c is read by equations, too
 
 

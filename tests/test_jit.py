@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 import cavs
 from cavs.kernels import H200, Target, persistent
 from cavs.kernels.turns import begin_p, end_p
-from tests.persistent_programs import CASES, CHAINS, INTERPRETED, inputs_of
+from tests.persistent_programs import CASES, CHAINS, INTERPRETED, INTERPRETER, inputs_of
 
 NEVER = np.iinfo(np.int32).min
 
@@ -116,7 +116,7 @@ def test_it_is_jit() -> None:
     assert cavs.concurrent_jit(jnp.sin, compiler_options={"xla_gpu_autotune_level": 0})(0.0) == 0
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' GPU interpreter needs jax 0.11")
+@INTERPRETER
 def test_values_and_gradients() -> None:
     """Of two runs that do not depend on each other, as the two directions of a BiLSTM."""
     make, graphs = CASES["ElmanRNN"]

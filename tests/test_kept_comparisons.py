@@ -16,7 +16,7 @@ from cavs._function.keep_options import KeepOptions, MemoryOptions
 from cavs._run.run import run_with_options
 from cavs.kernels import Equation, LevelProgram, is_var, native_unavailable
 from tests.odd_graphs import children_of
-from tests.per_vertex import PerVertex
+from tests.per_vertex import PerVertex, Steps
 from tests.persistent_programs import DAG, INTERPRETED, H, assert_near, plan_of, values
 
 KEEP = (("kept", "keep"),)
@@ -146,10 +146,14 @@ def truth(body: Callable[..., Any]) -> tuple[Any, Any]:
     """As `values`, by the loop over vertices in float64."""
     graphs = [children_of(DAG, i) for i in range(len(DAG))]
     params, x = jax.tree.map(lambda a: a.astype(np.float64), arguments())
-    net = PerVertex({None: function(body)}, graphs, [None] * DAG.num_vertices, jnp.zeros(H, jnp.float64))
-    pushes = net(params, x)
-    weights = np.random.default_rng(1).standard_normal(pushes.shape).astype(np.float32)
-    return pushes, jax.grad(lambda *args: (net(*args) * weights).sum(), (0, 1))(params, x)
+    net = PerVertex(Steps({None: function(body)}, jnp.zeros(H, jnp.float64)), graphs, [None] * DAG.num_vertices)
+
+    def loss(params: Any, x: Any) -> Any:
+        pushes = net(params, x)
+        return (pushes * np.random.default_rng(1).standard_normal(pushes.shape).astype(np.float32)).sum(), pushes
+
+    grads, pushes = jax.grad(loss, (0, 1), has_aux=True)(params, x)
+    return pushes, grads
 
 
 # Engine scan runs all; the others one of each kind, and all on the card.

@@ -39,7 +39,8 @@ def test_pushes_and_gradients_are_those_of_the_loop_over_vertices(name: str) -> 
     program = PROGRAMS[name]
     graphs = BATCHES[batch := program.batches[0]]
     sched, rows = cavs.schedule(graphs, segments=3), graphs.num_vertices
-    (by_params, by_inputs), pushes = jitted(name)(program.params, sched, padded(sched, batch_inputs(name, batch)), rows)
+    found = jitted(name)(program.params, sched, padded(sched, batch_inputs(name, batch)), rows)
+    (by_params, by_inputs), pushes = jax.tree.map(np.asarray, found)
     got = jax.tree.map(lambda x: x[:rows], pushes), (by_params, divided(sched, by_inputs)[0])
     assert_close(got, truth(name, batch), CASES[name])
 

@@ -11,12 +11,11 @@ import pytest
 import cavs
 from cavs import vertex_programs as vp
 from tests.odd_graphs import BATCHES, joined, random_binary_tree, random_dag, with_kinds
-from tests.persistent_programs import INTERPRETED
+from tests.persistent_programs import INTERPRETED, INTERPRETER
 from tests.programs import PROGRAMS
 from tests.schedule_checks import options_for
 from tests.truth import assert_close, batch_inputs, call, gradients as gradients_of, truth
 
-needs_jax_11 = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' GPU interpreter needs jax 0.11")
 OF_KINDS = [(name, batch) for name, one in PROGRAMS.items() for batch in one.batches if None not in one.function.fns]
 
 
@@ -57,7 +56,7 @@ def of_poles(poles: bool) -> cavs.VertexFunction:
     return cavs.VertexFunction({"leaf": leaf, "a": a, "b": b}, state=(16,), arity=2)
 
 
-@pytest.mark.parametrize("engine", ["scan", "native", pytest.param(INTERPRETED, id="persistent", marks=needs_jax_11)])
+@pytest.mark.parametrize("engine", ["scan", "native", pytest.param(INTERPRETED, id="persistent", marks=INTERPRETER)])
 def test_what_other_kinds_compute_for_a_vertex_takes_no_part(engine: Any) -> None:
     """Vertices of kind "a" alone: the function of "b" is evaluated at its poles, and its parameters get zeros, not NaN."""
     tree = random_binary_tree(9, seed=3)
@@ -148,7 +147,7 @@ def test_what_is_no_way_to_schedule_kinds_is_refused() -> None:
         options_for(graphs, kinds="mix")
 
 
-@needs_jax_11
+@INTERPRETER
 def test_lattices_fit_one_launch() -> None:
     """Characters and words are two kinds with children."""
     F, rng = vp.LatticeLSTM(16, 16).vertex_function(), np.random.default_rng(0)

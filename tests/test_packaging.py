@@ -1,6 +1,7 @@
 """The package: what `import cavs` needs, what it declares, which way imports point, and one name in site-packages."""
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -93,6 +94,7 @@ def sources(folder: str) -> Iterator[Path]:
             yield path
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Full names of the modules that a file imports, at the top or inside a function."""
     found = set()

@@ -1,6 +1,5 @@
 """Engine `persistent`: what fits, what is refused, and the kernels in Pallas' interpreter (`test_on_the_card`: on a GPU)."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -12,9 +11,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.engine import Engine
-from cavs._engines.persistent import chip, lower, wide_levels
+from cavs._engines.persistent import chip, lower
 from cavs._function import products
-from cavs._run import adjoint, plans
+from cavs._run import adjoint
 from cavs.kernels import H200, Target, persistent
 from cavs.kernels._program.fit import Unfit
 from cavs.kernels._program.names import TensorRole
@@ -27,6 +26,7 @@ from tests.persistent_programs import (
     CHAINS,
     COPIES,
     INTERPRETED,
+    INTERPRETER,
     E,
     H,
     assert_near,
@@ -36,9 +36,6 @@ from tests.persistent_programs import (
     values,
 )
 
-INTERPRETER = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
-)
 # One of each way through the kernels; all are tested on the card.
 CASES_INTERPRETED = [
     *((name, H) for name in ("reset before the product", "layer norm", "unread state")),
@@ -48,14 +45,7 @@ CASES_INTERPRETED = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that nobody has written to holds anything: here what is noticed most easily."""
-
-    def poison(shape: Any, dtype: Any) -> Any:
-        return jnp.full(shape, np.nan if jnp.issubdtype(dtype, jnp.floating) else 1 << 30, dtype)
-
-    monkeypatch.setattr(jax.lax, "empty", poison)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 @INTERPRETER
@@ -68,56 +58,6 @@ def test_kernels_in_the_interpreter(name: str, hidden: int) -> None:
         want = values(F, params, graphs, x, "scan")
         got = values(F, params, graphs, x, INTERPRETED)
     assert_near(got, want, 1e-5)
-
-
-@INTERPRETER
-def test_tight_weights_in_the_interpreter() -> None:
-    """Three tf32 numbers in two words: the same as one in each."""
-    make, graphs = CASES["BinaryTreeLSTM"]
-    F, params = make(48)
-    x = inputs_of("BinaryTreeLSTM", graphs)
-    found = []
-    for tight in (False, True):
-
-        def narrow(level: Any, forward: bool, config: Any, tight: bool = tight) -> Any:
-            return dataclasses.replace(config, precision="tf32", tight=tight)
-
-        found.append(values(make(48)[0], params, graphs, x, laid_out(narrow, interpret=True)))
-    assert_near(found[1], found[0], 1e-6)
-    with jax.default_matmul_precision("highest"):
-        assert_near(found[1], values(F, params, graphs, x, "scan"), 2e-3)
-
-
-@INTERPRETER
-@pytest.mark.parametrize(("name", "rows"), [("TreeFC", 2), ("ChildSumTreeLSTM", 2), ("linear", 1)])
-def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
-    """Levels of some vertices, or one in a launch of their own, weights in the order of its ring."""
-    make, graphs = CASES[name]
-    F, params = make(256)
-    x = inputs_of(name, graphs, 256)
-
-    def wide(level: Any, narrow: Any) -> tuple[Any, int]:
-        return dataclasses.replace(narrow, rows=64, resident=False, dataflow=False, wide=True), rows
-
-    with jax.default_matmul_precision("highest"):
-        want = values(F, params, graphs, x, "scan")
-    assert_near(values(make(256)[0], params, graphs, x, laid_out(wide=wide, interpret=True)), want, 1e-5)
-
-
-@INTERPRETER
-@pytest.mark.parametrize("name", ["ChildSumTreeLSTM", "layer norm"])
-def test_spread_rows_in_the_interpreter(name: str) -> None:
-    """The rows of all graphs as the share of the only group."""
-    make, graphs = CASES[name]
-    F, params = make(48)
-    x = inputs_of(name, graphs)
-
-    def narrow(level: Any, forward: bool, config: Any) -> Any:
-        return dataclasses.replace(config, spread=True, dataflow=False)
-
-    with jax.default_matmul_precision("highest"):
-        want = values(F, params, graphs, x, "scan")
-    assert_near(values(make(48)[0], params, graphs, x, laid_out(narrow, interpret=True)), want, 1e-5)
 
 
 @INTERPRETER
@@ -138,63 +78,6 @@ def test_leaves_may_scatter_what_float16_does_not_hold(monkeypatch: pytest.Monke
     assert_near(values(F, params, graphs, x, laid_out(interpret=True)), exact, 2e-3)
     shape = cavs.schedule(graphs, scripts=True).shape
     assert searched == [((shape.pad + sum(shape.leaves), H), 1.0)]
-
-
-def test_which_levels_are_wide() -> None:
-    """From the leaves' parents on, these at least; a level that is wide again above a narrow one is not."""
-    graphs = cavs.from_parents([[4, 4, 5, 5, 6, 6, -1]] * 5 + [[1, 2, -1]] * 3)
-    sched = cavs.schedule(graphs, scripts=True)
-    assert sched.widths[1:].tolist() == [13, 8]
-    for rows, want in ((14, 1), (9, 1), (8, 2), (1, 2)):
-        assert int(wide_levels.count_wide_levels(sched.part_start, rows)) == want
-    chains = cavs.schedule(cavs.from_lengths([3] * 8 + [9] * 2), scripts=True)
-    assert int(wide_levels.count_wide_levels(chains.part_start, 5)) == 2
-
-
-COMPLETE = cavs.from_parents([[-1, *(i // 2 for i in range(126))]] * 256)  # binary trees of 64 leaves
-
-
-@pytest.mark.parametrize(
-    ("program", "graphs", "wide"),
-    [
-        (vp.TreeFC(512), COMPLETE, True),
-        (vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), False),  # too few
-        (vp.TreeFC(512), cavs.from_parents([[1, -1]]), False),
-        (vp.TreeFC(48), COMPLETE, False),  # too short a sum
-        (vp.LSTM(512, 8), cavs.from_lengths([2] * 9000), False),  # chains
-    ],
-)
-def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide: bool) -> None:
-    shape = cavs.schedule(graphs, scripts=True).shape
-    with jax.default_matmul_precision("tensorfloat32"):
-        shapes = jax.eval_shape(program.init, jax.random.key(0))
-        inputs = jax.ShapeDtypeStruct((program.hidden if isinstance(program, vp.TreeFC) else 8,), jnp.float32)
-        plan = plans.plan_of(program.vertex_function(), shapes, inputs)
-        some = isinstance(program, vp.TreeFC) and program.hidden == 512
-        assert ("run as tiled products" in cavs.explain(plan.function, shapes, inputs)) == some
-        for forward in (True, False):
-            made = lower.recurrence_of(plan, None, forward)
-            found, rows = wide_levels.launch_configs(made, chip.LaunchOptions(H200), shape)
-            want = ([True, False] if forward else [False, True]) if wide else [False]
-            assert [config.wide for config in found] == want
-            assert shape.inner[0] / 64 < rows <= shape.inner[0] / 4 if wide else rows == 0
-
-
-@pytest.mark.parametrize("precision", ["tensorfloat32", "BF16_BF16_F32", "highest"])
-@pytest.mark.parametrize("name", CASES)
-def test_every_batch_has_layouts(name: str, precision: str) -> None:
-    """From one small graph on, as a GPU would be asked for them."""
-    make, graphs = CASES[name]
-    with jax.default_matmul_precision(precision):
-        F, params = make(256)
-        plan = plan_of(F, params, inputs_of(name, graphs, 256))
-        for copies in (1, 5, 700):
-            shape = cavs.schedule(joined([graphs] * copies), scripts=True).shape
-            for forward in (True, False):
-                for kind, part in plan.inner.items():
-                    if part.recurrent.eqns:
-                        made = lower.recurrence_of(plan, kind, forward)
-                        assert wide_levels.launch_configs(made, chip.LaunchOptions(H200), shape)[0]
 
 
 @INTERPRETER
@@ -329,22 +212,6 @@ def test_other_widths_are_padded() -> None:
                 assert chip.candidates(program, "bf16" if precision else "tf32", H200)
             said = cavs.explain(plan.function)
         assert (f"vectors of {width} run as {unit}" in said) == (width != unit)
-
-
-def test_where_products_may_wait_for_numbers() -> None:
-    """Where they alone read what CTAs make for each other, in float32 or in bf16: `LaunchConfig.dataflow`."""
-    for name, precision, flows in (
-        *(("BinaryTreeLSTM", None, True), ("reset before the product", "highest", True), ("ChildSumTreeLSTM", None, True)),
-        *(("layer norm", None, False), ("BinaryTreeLSTM", "BF16_BF16_F32", True)),
-    ):
-        make, graphs = CASES[name]
-        with jax.default_matmul_precision(precision):
-            F, params = make(128)
-            plan = plan_of(F, params, inputs_of(name, graphs, 128))
-            made = lower.recurrence_of(plan, None, True)
-            assert made.program.flows == flows, name
-            found = chip.candidates(made.program, made.precision, H200)
-        assert any(config.dataflow for config in found) == flows
 
 
 def test_engine_persistent_is_refused_where_it_cannot_run() -> None:

@@ -17,14 +17,18 @@ def threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "cavs-prefetch"]
 
 
+def left() -> list[threading.Thread]:
+    if threads():
+        gc.unfreeze()  # what other files left is frozen (`conftest.py`)
+        gc.collect()  # iterators that nothing refers to
+    return threads()
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
-    gc.collect()  # iterators that tests of other files left behind
-    assert not threads()
+    assert not left()
     yield
-    if threads():
-        gc.collect()
-    assert not threads()
+    assert not left()
 
 
 def wait_until(condition, seconds=10.0):

@@ -5,19 +5,16 @@ Longer: `python -m tests.random_functions --seconds 3600`.
 
 import dataclasses
 
-import jax
 import pytest
 
 from cavs.kernels import H200, Target, native_unavailable
 from tests.lower_for_hopper import lowered
+from tests.persistent_programs import INTERPRETER
 from tests.random_cases import Case, functions, random_case, script
 from tests.random_check import INTERPRET, batched, check
 from tests.random_compare import differences
 from tests.random_poison import check_poison
 
-INTERPRETER = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
-)
 ON_THE_CARD = [(engine, precision) for engine in ("auto", "persistent", "scan") for precision in ("highest", "tf32")]
 
 

@@ -1,8 +1,8 @@
 """The rooms of the package, and which way their imports point. Files are parsed, nothing is imported."""
 
 import ast
+import functools
 import graphlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,18 +67,26 @@ CAVS, KERNELS = sources("cavs"), sources("kernels")
 MODULES = CAVS | KERNELS
 
 
-def imports(path: Path, functions: bool = True) -> Iterator[tuple[str, str]]:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports(path: Path, functions: bool = True) -> list[tuple[str, str]]:
     """(module, name) of each import of a file, name "" for `import module`; with `functions` of those inside functions, too."""
-    todo: list[ast.AST] = [ast.parse(path.read_text())]
+    todo: list[ast.AST] = [parsed(path)]
+    found: list[tuple[str, str]] = []
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level and node.module, f"{path}: imports are absolute here"
-            yield from ((node.module, alias.name) for alias in node.names)
+            found += [(node.module, alias.name) for alias in node.names]
         elif functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             todo += ast.iter_child_nodes(node)
+    return found
 
 
 def imported(path: Path, functions: bool = True) -> set[str]:
@@ -106,7 +114,7 @@ def test_a_room_says_what_it_is_for(folder):
     for path in (
         p / "__init__.py" for p in (ROOT / folder).iterdir() if p.name.startswith("_") and (p / "__init__.py").exists()
     ):
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert ast.get_docstring(parsed(path)), path
 
 
 def test_a_room_imports_only_rooms_to_its_left():
@@ -150,10 +158,7 @@ def test_kernels_import_nothing_else_of_cavs_and_only_to_their_left():
 
 def test_every_class_has_a_name_of_its_own():
     found = [
-        (node.name, name)
-        for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
+        (node.name, name) for name, path in MODULES.items() for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)
     ]
     names = [name for name, _ in found]
     assert len(names) > 100

@@ -15,15 +15,12 @@ from cavs._engines.scan import reverse as scan_reverse
 from cavs._run import forward
 from cavs._stages import blocks
 from tests.odd_graphs import joined, random_binary_tree
-from tests.persistent_programs import CASES, assert_near, inputs_of, values
+from tests.persistent_programs import CASES, INTERPRETER, assert_near, inputs_of, values
 from tests.programs import PROGRAMS
 from tests.random_cases import random_case, script
 from tests.random_check import INTERPRET, check
 from tests.truth import assert_close, batch_inputs, call, gradients, sched, truth
 
-INTERPRETER = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
-)
 NAMES = ["EncoderDecoder", "lazy push", "three kinds", "matrix states"]
 
 

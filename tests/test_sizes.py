@@ -15,7 +15,7 @@ from cavs._readers.json_values import as_values
 from cavs._run.plans import plan_of
 from cavs.kernels import Unfit
 from tests.odd_graphs import GRAPHS, children_of, joined, random_binary_tree
-from tests.per_vertex import PerVertex, with_edges
+from tests.per_vertex import PerVertex, Steps, with_edges
 from tests.truth import assert_close
 
 
@@ -83,7 +83,7 @@ def truth(name: str, batch: str, n: int, h: int) -> Any:
     kinds: list[Any] = [None] * graphs.num_vertices
     if graphs.kind is not None and graphs.kind_names:
         kinds = [graphs.kind_names[k] for k in graphs.kind]
-    net = PerVertex(dict.fromkeys(kinds, FUNCTIONS[name]), lists, kinds, {"h": jnp.zeros(h), "z": jnp.zeros(n)})
+    net = PerVertex(Steps(dict.fromkeys(kinds, FUNCTIONS[name]), {"h": jnp.zeros(h), "z": jnp.zeros(n)}), lists, kinds)
 
     def of(params: Any, x: Any, e: Any) -> Any:
         return loss(net(params, with_edges(x, e, lists) if name == "edges" else x))

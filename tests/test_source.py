@@ -1,6 +1,7 @@
 """Limits of the source that keep it readable. Files are parsed, nothing is imported."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,15 @@ def files(folder: str) -> Iterator[Path]:
     yield from (path for path in sorted((ROOT / folder).rglob("*.py")) if path == path.resolve())
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a file."""
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """The functions and methods of a file, those inside functions, too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -34,7 +41,7 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def annotations(path: Path) -> Iterator[ast.expr]:
     """The annotations of parameters, results, and variables."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
             yield node.annotation
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
@@ -57,7 +64,7 @@ def test_names_are_compared_whole() -> None:
     """A prefix decides nothing about a program: "reduce_precision" is no reduction. Lines and files of source are text."""
     rooms = ("cavs/_function", "cavs/_stages", "cavs/_engines", "cavs/_run", "cavs/_memory", "kernels")
     paths = [path for room in rooms for path in files(room) if path.name != "lines.py"]
-    calls = [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [(path, node) for path in paths for node in nodes(path) if isinstance(node, ast.Call)]
     names = [(str(path), call.func.attr) for path, call in calls if isinstance(call.func, ast.Attribute)]
     assert names and not [name for name in names if name[1] in ("startswith", "endswith", "removeprefix", "removesuffix")]
 
@@ -66,7 +73,7 @@ def test_one_file_asks_jax_for_the_device() -> None:
     """`Target` is decided once and passed on. A recipe has only public names, and prints what JAX sees."""
     facts, found = {"default_backend", "compute_capability", "core_count"}, set()
     for path in (p for folder in FOLDERS for p in files(folder) if "recipes" not in p.parts):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             said = getattr(node, "attr", None) or getattr(node, "value", None)
             if isinstance(said, str) and said in facts:
                 found.add(str(path.relative_to(ROOT)))

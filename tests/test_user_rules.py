@@ -19,8 +19,8 @@ from cavs._jaxpr.linear import is_linear
 from cavs._run.plans import plan_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import chain, children_of, from_children, joined, star
-from tests.per_vertex import PerVertex, with_edges
-from tests.persistent_programs import INTERPRETED
+from tests.per_vertex import PerVertex, Steps, with_edges
+from tests.persistent_programs import INTERPRETED, INTERPRETER
 
 H = 16
 LIMIT = 0.2
@@ -219,7 +219,7 @@ def loss(pushes: Any) -> Any:
 @functools.cache
 def truth(name: str) -> Any:
     """The gradients by the loop over vertices."""
-    net = PerVertex({None: FUNCTIONS[name]}, LISTS, [None] * GRAPHS.num_vertices, np.zeros(H))
+    net = PerVertex(Steps({None: FUNCTIONS[name]}, np.zeros(H)), LISTS, [None] * GRAPHS.num_vertices)
 
     def run(p: Any, x: Any, e: Any) -> Any:
         return loss(net(p, with_edges(x, e, LISTS) if name == "of_edges" else x))
@@ -263,7 +263,7 @@ def test_rules_act_per_vertex_on_the_default_engine(name: str) -> None:
     assert_same(found(name, jnp.float32, None), truth(name), 1e-4)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' GPU interpreter needs jax 0.11")
+@INTERPRETER
 @pytest.mark.parametrize("name", ["written_twice", "of_vertex_for_each_child"])
 def test_rules_act_per_vertex_in_kernels(name: str) -> None:
     assert_same(found(name, jnp.float32, INTERPRETED), truth(name), 1e-5)

@@ -9,7 +9,7 @@ import numpy as np
 
 import cavs
 from tests.odd_graphs import BATCHES, children_of
-from tests.per_vertex import PerVertex, with_edges
+from tests.per_vertex import PerVertex, Steps, with_edges
 from tests.programs import PROGRAMS
 
 
@@ -93,6 +93,14 @@ def with_gradients(fn: Any, *args: Any) -> tuple[Any, Any]:
 
 
 @functools.cache
+def _steps(name: str) -> Steps:
+    """The steps of a program, compiled once for all of its batches."""
+    function = PROGRAMS[name].function
+    avals = function.state_avals(PROGRAMS[name].params, PROGRAMS[name].rows)
+    return Steps(function.fns, function.state_tree.unflatten([np.zeros(a.shape, a.dtype) for a in avals]))
+
+
+@functools.cache
 def truth(name: str, batch: str) -> tuple[Any, Any]:
     """The pushes of a case and its `gradients`, vertex by vertex."""
     program, graphs = PROGRAMS[name], BATCHES[batch]
@@ -100,9 +108,7 @@ def truth(name: str, batch: str) -> tuple[Any, Any]:
     named = graphs.kind is not None and None not in function.fns
     kinds = [graphs.kind_names[kind] for kind in graphs.kind] if named else [None] * graphs.num_vertices
     params, inputs = program.params, batch_inputs(name, batch)
-    avals = function.state_avals(params, program.rows)
-    zero = function.state_tree.unflatten([np.zeros(a.shape, a.dtype) for a in avals])
-    net = PerVertex(function.fns, lists, kinds, zero)
+    net = PerVertex(_steps(name), lists, kinds)
 
     def run(params: Any, inputs: Any) -> Any:
         return net(params, with_edges(*inputs, lists) if isinstance(inputs, WithEdges) else inputs)
