@@ -11,7 +11,7 @@ import cavs
 from cavs import vertex_programs as vp
 from tests.odd_graphs import BATCHES, GRAPHS
 from tests.programs import CASES, IN_FORESTS, PROGRAMS, READY, E, H
-from tests.truth import assert_close, batch_inputs, call, divided, gradients as gradients_of, jitted, padded, sched, truth
+from tests.truth import assert_close, assert_is_truth, batch_inputs, call, divided, jitted, padded, sched, truth
 
 # Every program, and half of those in forests; `test_native` runs the others.
 TABLE = [case for case in CASES if case not in IN_FORESTS[1::2]]
@@ -35,15 +35,7 @@ def test_run_is_the_loop_over_vertices(name: str, batch: str) -> None:
     [*((name, "few") for name in ("attention", "mixed dtypes", "edge messages")), ("three kinds", "few of three kinds")],
 )
 def test_interpret_is_the_loop_over_vertices(name: str, batch: str) -> None:
-    program, graphs = PROGRAMS[name], BATCHES[batch]
-
-    def interpret(params: Any, inputs: Any) -> Any:
-        return call(cavs.interpret, program.function, params, graphs, inputs)
-
-    params, inputs = jax.tree.map(jnp.asarray, (program.params, batch_inputs(name, batch)))
-    grads, pushes = gradients_of(interpret, params, inputs, graphs.num_vertices)
-    assert_close(pushes, truth(name, batch)[0], 1e-12 * program.tolerance)
-    assert_close(grads, truth(name, batch)[1], 1e-10 * program.tolerance)
+    assert_is_truth(cavs.interpret, BATCHES[batch], name, batch)
 
 
 @pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM", "named"])

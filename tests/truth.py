@@ -117,6 +117,16 @@ def truth(name: str, batch: str) -> tuple[Any, Any]:
     return pushes, grads
 
 
+def assert_is_truth(run: Any, given: Any, name: str, batch: str) -> None:
+    """`run` of a program over `given`, the schedule or the graphs of a batch, returns its `truth`."""
+    program = PROGRAMS[name]
+    params, inputs = jax.tree.map(jnp.asarray, (program.params, batch_inputs(name, batch)))
+    of = functools.partial(call, run, program.function)
+    grads, pushes = gradients(lambda p, x: of(p, given, x), params, inputs, BATCHES[batch].num_vertices)
+    assert_close(pushes, truth(name, batch)[0], 1e-12 * program.tolerance)
+    assert_close(grads, truth(name, batch)[1], 1e-10 * program.tolerance)
+
+
 @functools.cache
 def jitted(name: str) -> Any:
     """(params, sched, padded inputs, vertices) -> (gradients, pushes) of a program, compiled; for all its batches."""
