@@ -389,7 +389,7 @@ def step(
         compiler_options: options of XLA, as for `jax.jit`, such as `plan.compiler_options` of [`cavs.memory.plan`][].
         tune: the seconds for tuning. Launches that are not timed by then, and those of other shapes of batches, keep the layout
             of a cost model or of similar batches, until [`cavs.tune`][] or `Step.tune` times them. 0: no layout is timed or
-            recorded; so it is if several processes train together.
+            recorded; so it is if several processes train together, and with `memory`, as tuning needs memory of its own.
         memory: the temporary memory of the step, as `budget` of [`cavs.memory.plan`][]. The first call with arrays of new
             shapes, or with another number of graphs, compiles up to five steps: begin with the largest batch of graphs.
         loss: with `memory`: `loss(params, batch)`, as in [`cavs.memory.plan`][]. `fun` gets it in parts, as its third argument.
@@ -427,4 +427,4 @@ def step(
     if budget is None or loss is None:
         return Step(fun, unroll, donate, compiler_options, tune)
     options = compiler_options_of(budget) | dict(compiler_options or {})
-    return StepInBudget(fun, loss, budget, (collate, axis), lambda one: Step(one, unroll, donate, options, tune))
+    return StepInBudget(fun, loss, budget, (collate, axis), lambda one: Step(one, unroll, donate, options))
