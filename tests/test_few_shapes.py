@@ -17,7 +17,7 @@ from tests.schedule_checks import check, dags, options_for
 def fixed(graphs: cavs.Graphs, batches: list[np.ndarray], sample: int | None = None):
     """The schedules of batches, whose shapes are chosen from the first `sample` of them."""
     options = options_for(graphs, scripts=True)
-    names, counts = counts_of(graphs, True)
+    names, counts = counts_of(graphs, options.kinds)
     bounds = [bound(counts, len(batches[0]))]
     shapes = [shape for (shape,) in few_shapes([(graphs, options)], [batches[:sample]], 2, bounds)]
     inside = fits(shapes, sums(counts, batches))
