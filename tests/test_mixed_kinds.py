@@ -154,3 +154,18 @@ def test_lattices_fit_one_launch() -> None:
     assert_close(value(cavs.schedule(graphs, scripts=True), INTERPRETED), want, 1e-5)  # as on a GPU
     with pytest.raises(ValueError, match="kinds='mixed'"):
         value(cavs.schedule(graphs, kinds=True, scripts=True), INTERPRETED)
+
+
+@pytest.mark.parametrize("engine", ["scan", "native"])
+def test_mixed_kinds_under_compositions(engine: str) -> None:
+    F, rng = vp.LatticeLSTM(8, 8).vertex_function(), np.random.default_rng(0)
+    params, graphs = vp.LatticeLSTM(8, 8).init(jax.random.key(0)), BATCHES["lattices"]
+    xs = np.float32(rng.normal(size=(2, graphs.num_vertices, 8)))
+
+    def found(kinds: Any, engine: str) -> Any:
+        sched = cavs.schedule(graphs, kinds=kinds)
+        one = lambda p, x: (cavs.run(F, p, sched, x, engine=engine) ** 2).sum()  # noqa: E731
+        each = jax.vmap(jax.grad(one, (0, 1)), (None, 0))(params, xs)
+        return each, jax.grad(lambda p: jax.lax.map(jax.checkpoint(lambda x: one(p, x)), xs).sum())(params)
+
+    assert_close(found("mixed", engine), found(True, "scan"), 1e-5)

@@ -13,7 +13,8 @@ from cavs._schedule.shape import FIELDS, Shape
 from cavs._schedule.shape_choice import Options
 from cavs.kernels import Target
 
-# A launch of mixed kinds computes the functions of all of them for each vertex with children.
+# Each vertex computes the functions of all kinds that are mixed. Three were measured, on an H100; with many kinds, tasks of one
+# kind each must become faster at some point.
 MOST_MIXED = 8
 
 
@@ -37,10 +38,10 @@ def schedule(
         graphs: the batch.
         policy: `"batching"` evaluates whole levels, cut into tasks of a few fixed widths; `"serial"` evaluates one vertex at
             a time, the baseline of Cavs.
-        kinds: `True`: each task has vertices of one kind. `"mixed"`: tasks mix the kinds of vertices with children, which
-            compute the functions of all these kinds, each taking the results of its own; engine `persistent` then runs them in
-            one launch. `None`: that, if there are scripts and vertices of 2 to 8 kinds have children; else `True`. `False`: all
-            vertices are scheduled as one kind, for a vertex function that does not distinguish kinds.
+        kinds: `True`: each task has vertices of one kind. `"mixed"`: tasks mix the kinds of vertices with children. Each such
+            vertex computes the functions of all these kinds and takes the results of its own, so that engine `persistent`
+            needs one launch. `None`: `"mixed"` if the schedule is for a GPU and vertices of 2 to 8 kinds have children, else
+            `True`. `False`: all vertices are scheduled as one kind, for a vertex function that does not distinguish kinds.
         exact: if `False`, sizes are rounded up to shape buckets, by at most 19 % and 32, so that batches share compiled code.
             If `True`, there is no padding, and every new size compiles.
         shapes: a list of the shapes used so far, which you create empty. A batch that fits into one of them, with at most a

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <exception>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -465,11 +464,11 @@ EXPORTED int64_t cavs_schedule(const Graphs* graphs, const int64_t* index, const
     };
     std::vector<std::thread> others;
     others.reserve(threads);
-    int64_t mine = threads - 1;  // the calling thread takes the last part, and those for which there is no thread
     try {
-      for (int64_t t = 0; t < mine; t++) others.emplace_back(some, t);
-    } catch (const std::system_error&) {
+      for (int64_t t = 0; t < threads - 1; t++) others.emplace_back(some, t);
+    } catch (const std::exception&) {  // no more threads, or no memory for one
     }
+    // The calling thread takes the last part, and those for which there is no thread.
     for (int64_t t = (int64_t)others.size(); t < threads; t++) some(t);
     for (std::thread& other : others) other.join();
     for (int64_t t = 0; t < threads; t++) {
