@@ -1,7 +1,6 @@
 """One direction of the recurrent part of a batch as a launch, or two if levels are very wide: its operands and results."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,6 @@ from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, P
 from cavs._engines.persistent.wide_levels import launch_configs
 from cavs._function.domains import EDGE
 from cavs._function.evaluate import evaluate
-from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.tensors import Rows as KindRows
@@ -58,8 +56,8 @@ def launch(
     outputs = _outputs(recurrence, rows)
     updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
     awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
+    _add_twins(recurrence, updated, outputs)
     updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
-    _add_twins(recurrence, updated, outputs, lambda twin, x: _begun(x, sched, state_row, twin in awaited))
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
@@ -106,21 +104,14 @@ def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
     return found
 
 
-def _add_twins(
-    recurrence: Recurrence,
-    updated: dict[Tensor, jax.Array],
-    outputs: dict[Tensor, Output],
-    begun: Callable[[Tensor, jax.Array], jax.Array],
-) -> None:
-    """Adds the twins in half precision of what a launch updates or writes; `begun` is `_begun` of a twin."""
+def _add_twins(recurrence: Recurrence, updated: dict[Tensor, jax.Array], outputs: dict[Tensor, Output]) -> None:
+    """Adds the twins in half precision of what a launch updates or writes."""
     half = PRECISIONS[recurrence.precision]
     for twin, name in recurrence.program.halves.items():
         if name in outputs:
             outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
         elif name in updated:
-            # The barrier keeps XLA from computing the leaves' states again for their twin.
-            updated[name] = barrier(updated[name])
-            updated[twin] = begun(twin, (updated[name] * half.factor).astype(half.dtype))
+            updated[twin] = (updated[name] * half.factor).astype(half.dtype)
 
 
 def _begun(x: jax.Array, sched: Schedule, state_row: jax.Array, awaited: bool) -> jax.Array:
