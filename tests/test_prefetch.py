@@ -1,4 +1,4 @@
-"""`_feed.thread.prefetch`: order, depth, exceptions, and a thread that ends with its consumer."""
+"""`_feed.thread.prefetch`: order, depth, what is prepared when, exceptions, and a thread that ends with its consumer."""
 
 import contextlib
 import gc
@@ -40,26 +40,33 @@ def wait_until(condition, seconds=10.0):
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_never_more_than_depth_ahead(depth):
-    begun = []
-    with contextlib.closing(prefetch(itertools.count(), lambda i: begun.append(i) or i, depth)) as it:
+    begun, prepared = [], []
+    items = (begun.append(i) or i for i in itertools.count())
+    with contextlib.closing(prefetch(items, lambda i: prepared.append(i) or i, depth)) as it:
         for taken in range(1, 6):
             assert next(it) == taken - 1
-            wait_until(lambda taken=taken: len(begun) == taken + depth)
+            wait_until(lambda: len(begun) == len(prepared) + depth)
             time.sleep(0.01)
-            assert len(begun) == taken + depth
+            assert len(begun) == len(prepared) + depth and len(prepared) in (taken, taken + 1)
 
 
-def test_preparation_overlaps_the_consumer():
+def test_items_are_computed_while_the_consumer_works():
     here = threading.Event()
-
-    def prepare(i):
-        if i == 1:
-            here.set()
-        return i
-
-    with contextlib.closing(prefetch(range(2), prepare)) as it:
+    items = (i for i in range(2) if i != 1 or here.set() is None)
+    with contextlib.closing(prefetch(items, lambda i: i)) as it:
         assert next(it) == 0
-        assert here.wait(10)  # item 1 is prepared though nobody asked for it
+        assert here.wait(10)  # item 1 is computed though nobody asked for it
+
+
+def test_an_item_that_is_there_is_prepared_before_the_one_before_it_is_used():
+    computed, prepared = [], []
+    items = (computed.append(i) or i for i in range(4))
+    with contextlib.closing(prefetch(items, lambda i: prepared.append((i, threading.get_ident())) or i, depth=4)) as it:
+        next(it)
+        wait_until(lambda: len(computed) == 4)
+        for i in (1, 2):
+            assert next(it) == i
+            assert prepared[-1] == (i + 1, threading.get_ident())
 
 
 class Broken(Exception):
@@ -76,6 +83,21 @@ def test_an_exception_of_the_items_comes_at_its_place():
     with pytest.raises(Broken, match="no more"):
         next(it)
     with pytest.raises(StopIteration):
+        next(it)
+
+
+def test_an_exception_of_prepare_comes_at_its_place():
+    def prepare(i):
+        if i == 2:
+            raise Broken("not this one")
+        return i
+
+    computed = []
+    it = prefetch((computed.append(i) or i for i in range(3)), prepare, depth=3)
+    assert next(it) == 0
+    wait_until(lambda: len(computed) == 3)
+    assert next(it) == 1
+    with pytest.raises(Broken, match="not this one"):
         next(it)
 
 
@@ -104,14 +126,14 @@ def test_waiting_costs_no_processor_time():
 def test_closing_waits_for_the_item_in_hand():
     entered, leave, left = threading.Event(), threading.Event(), []
 
-    def prepare(i):
-        if i == 1:
-            entered.set()
-            leave.wait(10)
-            left.append(i)
-        return i
+    def items():
+        yield 0
+        entered.set()
+        leave.wait(10)
+        left.append(1)
+        yield 1
 
-    it = prefetch(range(5), prepare)
+    it = prefetch(items(), lambda i: i)
     next(it)
     assert entered.wait(10)
     threading.Timer(0.05, leave.set).start()

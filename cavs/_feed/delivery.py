@@ -43,7 +43,7 @@ class Delivery:
         return batches if self._settings.mesh is None else map(send, batches)
 
     def ahead(self, epochs: Iterator[Epoch], depth: int) -> Generator[Batches | None, None, None]:
-        """Yields the batches of several epochs, which a thread prepares and sends, and `None` after each epoch.
+        """Yields the batches of several epochs, on the device, and `None` after each epoch. A thread schedules them.
 
         Closing the iterator ends the thread.
 

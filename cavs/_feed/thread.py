@@ -16,43 +16,56 @@ Loop = TypeVar("Loop", bound=Generator[Any, None, None])
 
 
 def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int = 2) -> Generator[Prepared, None, None]:
-    """Runs `prepare(item)` for each item on a background thread, and yields the results in order.
+    """Yields `prepare(item)` for each item, in order. A background thread computes the items.
+
+    The caller's thread prepares an item before it yields the one before, if the item is there. So it sends a batch to the GPU
+    before it queues the work of the batch before, for which the copy would otherwise wait.
 
     The thread starts with the first `next`. It ends after the last item, after the first exception, or when the consumer stops:
     after `break`, if the loop has the only reference to the iterator; otherwise after `.close()`, or at the end of `with
-    contextlib.closing(...)`. Closing waits for the item that is being prepared. Both `items` and `prepare` run on the thread,
-    so JAX settings made by a `with` around the loop (`jax.default_device`, ...) do not apply to them.
+    contextlib.closing(...)`. Closing waits for the item that is being computed. JAX settings made by a `with` around the loop
+    (`jax.default_device`, ...) do not apply on the thread.
 
     Raises:
         RuntimeError: in a process that was forked from the one that began to iterate.
         Exception: an exception of `items` or `prepare`, after all items before it.
 
-    `items`: an iterable, which may be infinite. `prepare`: a function of one item. `depth`: how many prepared items may wait,
-    at least 1. Their memory stays allocated.
+    `items`: an iterable, which may be infinite. `prepare`: a function of one item. `depth`: the most items that wait, at least
+    1. Their memory stays allocated.
     """
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    # The thread takes an entry before it prepares an item, and the consumer returns it: at most `depth` items are prepared or
+    # The thread takes an entry before it computes an item, and the consumer returns it: at most `depth` items are computed or
     # wait. A `threading.Semaphore` would be wrong: if Ctrl-C interrupts its methods, its lock may stay locked.
     room: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(depth):
         room.put(None)
     stop: list[bool] = []  # not empty if the thread is to end
     # A daemon thread does not keep the interpreter alive if the consumer fails and keeps the iterator.
-    thread = threading.Thread(
-        target=_produce, args=(iter(items), prepare, ready, room, stop), name="cavs-prefetch", daemon=True
-    )
+    thread = threading.Thread(target=_produce, args=(iter(items), ready, room, stop), name="cavs-prefetch", daemon=True)
     thread.start()
     # Bound here: at the end of the interpreter the iterator is closed after modules were cleared and daemon threads stopped.
     ending, this_thread = sys.is_finalizing, threading.get_ident
+
+    def taken() -> tuple[str, Any]:
+        what, value = ready.get()
+        if what != "item":
+            return what, value
+        room.put(None)
+        try:
+            return what, prepare(value)
+        except Exception as error:  # raised in its turn
+            return "error", error
+
+    later: tuple[str, Any] | None = None
     try:
         while True:
-            what, value = ready.get()
+            what, value = later or taken()
             if what == "end":
                 return
             if what == "error":
                 raise value
-            room.put(None)
+            later = None if ready.empty() else taken()
             yield value
             if os.getpid() != made_in:
                 raise RuntimeError(
@@ -70,7 +83,6 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
 
 def _produce(
     items: Iterator[Any],
-    prepare: Callable[[Any], Any],
     ready: "queue.SimpleQueue[tuple[str, Any]]",
     room: "queue.SimpleQueue[None]",
     stop: list[bool],
@@ -85,7 +97,8 @@ def _produce(
             except StopIteration:
                 ready.put(("end", None))
                 return
-            ready.put(("item", prepare(item)))
+            ready.put(("item", item))
+            del item  # not kept while waiting for room
     except BaseException as error:  # the consumer raises it
         ready.put(("error", error))
 

@@ -1,6 +1,7 @@
 """One direction of the recurrent part of a batch as a launch, or two if levels are very wide: its operands and results."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, P
 from cavs._engines.persistent.wide_levels import launch_configs
 from cavs._function.domains import EDGE
 from cavs._function.evaluate import evaluate
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.tensors import Rows as KindRows
@@ -29,6 +31,10 @@ from cavs.kernels import (
     stored_dtype,
     weight_in_memory,
 )
+
+# Bytes of states up to which XLA computes those of the leaves again for their twin, instead of reading them. On one H100
+# (2026-11-27), a Tree-LSTM step then takes 6 us less at 5 MB (hidden 512, batch 64), and 27 us more at 40 MB (1024, 256).
+RECOMPUTED_BYTES = 8 << 20
 
 
 class LaunchArrays(NamedTuple):
@@ -54,10 +60,10 @@ def launch(
     integers = integers_of(recurrence, rows, sched, state_row, wide_rows if len(configs) > 1 else None, given.row)
     tensors = given.tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     outputs = _outputs(recurrence, rows)
-    updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
+    leaves = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
     awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
-    _add_twins(recurrence, updated, outputs)
-    updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
+    updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in leaves.items()}
+    _add_twins(recurrence, leaves, updated, outputs, lambda twin, x: _begun(x, sched, state_row, twin in awaited))
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
@@ -104,14 +110,26 @@ def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
     return found
 
 
-def _add_twins(recurrence: Recurrence, updated: dict[Tensor, jax.Array], outputs: dict[Tensor, Output]) -> None:
-    """Adds the twins in half precision of what a launch updates or writes."""
+def _add_twins(
+    recurrence: Recurrence,
+    leaves: dict[Tensor, jax.Array],
+    updated: dict[Tensor, jax.Array],
+    outputs: dict[Tensor, Output],
+    begun: Callable[[Tensor, jax.Array], jax.Array],
+) -> None:
+    """Adds the twins in half precision of what a launch updates or writes.
+
+    `leaves`: what is updated, before it is `_begun`. `begun`: `_begun` of a twin.
+    """
     half = PRECISIONS[recurrence.precision]
     for twin, name in recurrence.program.halves.items():
         if name in outputs:
             outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
         elif name in updated:
-            updated[twin] = (updated[name] * half.factor).astype(half.dtype)
+            x = leaves[name]
+            if x.nbytes > RECOMPUTED_BYTES:
+                x = updated[name] = barrier(updated[name])
+            updated[twin] = begun(twin, (x * half.factor).astype(half.dtype))
 
 
 def _begun(x: jax.Array, sched: Schedule, state_row: jax.Array, awaited: bool) -> jax.Array:
