@@ -112,7 +112,7 @@ class Loader(Generic[Yielded]):
         steps: training steps in one dispatch. `None`: about 16 on a GPU, up to 8 on a CPU if batches are small, and 1 for a
             mesh of CPU devices. With `steps=1` the loader yields single batches without the class `Batches`, also for functions
             under plain `jax.jit`.
-        ahead: dispatches that a thread prepares and sends ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
+        ahead: dispatches that a thread prepares ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
             on a GPU, else 0. What `collate` raises on the thread, the loop raises, after all batches before it.
         mesh: a mesh of one axis. Each batch is dealt to its devices, with equal numbers of graphs and about equal costs.
         parts: each batch is dealt to this many parts of one shape, in the same way. Its arrays have a leading axis of parts,
@@ -380,9 +380,12 @@ class Loader(Generic[Yielded]):
         order = "in the order of the data" if s.seed is None and s.group == "random" else f"{s.group}, seed {s.seed}"
         lines = [f"Loader of {graphs}, batches of {self._sampler}, {order}"]
         units = counted(delivery.units, "device" if s.parts is None else "part")
-        waits = f"{counted(self._steps, 'step')} per dispatch, {counted(self._ahead, 'dispatch')} sent ahead{in_numpy}; {units}"
+        ahead = f"{counted(self._ahead, 'dispatch')} prepared ahead{in_numpy}"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
-        lines += [f"  {waits}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
+        lines += [
+            f"  {counted(self._steps, 'step')} per dispatch, {ahead}; {units}",
+            f"  epoch {self.epoch}, batch {self.batch}; {share}",
+        ]
         return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])
 
 

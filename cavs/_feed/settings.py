@@ -283,7 +283,7 @@ def threads_of(settings: Settings) -> int:
 
 
 def ahead_of(settings: Settings) -> int:
-    """Returns the dispatches that a thread prepares and sends ahead of the loop. On a CPU the training step needs the cores."""
+    """Returns the dispatches that a thread prepares ahead of the loop. On a CPU the training step needs the cores."""
     if settings.ahead is not None:
         return settings.ahead
     return AHEAD if settings.target.is_gpu else 0
