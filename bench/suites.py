@@ -56,6 +56,7 @@ SHAPE = {
     "lattice_lstm": "characters",
     "dagnn": "netlist",
 }
+VPPS_HIDDEN = {"bilstm": 256, "char_bilstm": 256, "td_rnn": 512, "td_lstm": 256, "rvnn": 512}  # figure 12
 
 
 def _case(cell: str, shape: str, hidden: int, batch: int, embed: int | None = None) -> Case:
@@ -90,9 +91,8 @@ def _vpps(quick: bool, device: str) -> list[Case]:
     batches = (2, 32) if quick else (1, 2, 4, 8, 16, 32, 64, 128)
     cases = [_case("tree_lstm", "sst", 256, b) for b in batches]
     cases += [_case("tree_lstm", "sst", h, b, 128) for h in ((128,) if quick else (128, 256, 384, 512)) for b in batches]
-    figure_12 = {"bilstm": 256, "char_bilstm": 256, "td_rnn": 512, "td_lstm": 256, "rvnn": 512}
     small = quick and device == "cpu"
-    return cases + [_case(cell, SHAPE[cell], 64 if small else h, b) for cell, h in figure_12.items() for b in batches]
+    return cases + [_case(cell, SHAPE[cell], 64 if small else h, b) for cell, h in VPPS_HIDDEN.items() for b in batches]
 
 
 def _ablation(quick: bool, device: str) -> list[Case]:
@@ -135,6 +135,14 @@ def _grid(quick: bool, device: str) -> list[Case]:
     return [_case(*m, h, b) for h, b in sizes for m in models]
 
 
+def _mixtures(quick: bool, device: str) -> list[Case]:
+    """VPPS's six applications at its sizes, and a lattice LSTM, against the closest peers over small and large batches."""
+    hidden = VPPS_HIDDEN | {"lattice_lstm": 256}
+    batches = (1, 32) if quick else (1, 32, 8, 128, 2)
+    others = [[_case(cell, SHAPE[cell], h, b) for cell, h in hidden.items()] for b in batches]
+    return [case for b, of_b in zip(batches, others, strict=True) for case in (_case("tree_lstm", "sst", 256, b, 128), *of_b)]
+
+
 def _scheduling(quick: bool, device: str) -> list[Case]:
     """Every setting of the other suites, full and quick, with Cavs alone: scheduling's share of a step."""
     others = [suite for suite in SUITES.values() if suite is not _scheduling]
@@ -153,6 +161,12 @@ FASTEST = {
     "tree_fc": ("cavs", "torch_triton_graph"),
     "lstm": ("cavs", "torch_packed_graph", "jax_cudnn_rnn"),
     "child_sum": ("cavs", "torch_edges"),
+    "bilstm": ("cavs", "torch_packed_bilstm"),
+    "char_bilstm": ("cavs", "torch_packed_bilstm"),
+    "td_rnn": ("cavs", "torch_applications"),
+    "td_lstm": ("cavs", "torch_applications"),
+    "rvnn": ("cavs", "torch_applications"),
+    "lattice_lstm": ("cavs", "torch_applications"),
 }
 
 SUITES = {
@@ -164,6 +178,7 @@ SUITES = {
     "lstm": _lstm,
     "sizes": _sizes,
     "grid": _grid,
+    "mixtures": _mixtures,
     "scheduling": _scheduling,
 }
 
@@ -184,7 +199,7 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
 
 def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str | None:
     """Returns why a quick run leaves a system out of a case, or None."""
-    if suite == "grid" and device == "gpu":
+    if suite in ("grid", "mixtures") and device == "gpu":
         return None if name in FASTEST[case.cell] else "slower than a peer that runs"
     if suite != "cavs" or not quick or device != "gpu":
         return None
