@@ -22,13 +22,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from cavs._engines.persistent.beside import Halvable
+from cavs._engines.persistent.beside import Half
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind
 from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, is_var, opened, scan_parts
 from cavs._run.manual_axes import checked_axes, devices
-from cavs._step.pairs import halvable, halves, has_launches, is_launch
+from cavs._step.pairs import halves_of, has_launches, is_launch, rules_of
 from cavs._step.xla_options import BESIDE, LOOPS_IN_GRAPHS, ON_CPU
 from cavs.kernels import Target, begin_p, end_p
 
@@ -137,7 +137,7 @@ class _Turns:
     """The launches that have had their turn while a jaxpr is evaluated."""
 
     before: jax.Array | None  # the flag of the launches before; `None` if there were none
-    halves: Iterator[Halvable | None]  # for each launch to come, how it runs beside another one; `None` if it runs alone
+    halves: Iterator[Half | None]  # for each launch to come, how it runs beside another one; `None` if it runs alone
     first: jax.Array | None = None  # the flag of the first launch of a pair, until the second one has had its turn
 
 
@@ -148,7 +148,7 @@ def _run(
 
     Returns the results, and the flag of the last launch. `before`: the flag of the launch; `None` if there was none.
     """
-    turns = _Turns(before, iter(halves(jaxpr)))
+    turns = _Turns(before, iter(halves_of(jaxpr)))
     outs = _evaluate(jaxpr, consts, args, turns)
     return outs, turns.before
 
@@ -168,8 +168,8 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Arra
                 outs = bind(eqn, [sum(after, operands[0])])
             elif eqn.primitive is end_p:
                 outs, turns.before = operands, operands[0][0]
-            elif halvable(eqn) and (rules := next(turns.halves)):
-                outs = _on_half(rules, operands, turns)
+            elif rules_of(eqn) and (half := next(turns.halves)):
+                outs = _on_half(half, operands, turns)
             elif eqn.primitive.name in CALLS and is_launch(eqn):
                 with _scope(eqn.params.get("name", "")):
                     outs = _evaluate(*body_of(eqn), operands, turns)
@@ -181,9 +181,9 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Arra
     return [read(x) for x in jaxpr.outvars]
 
 
-def _on_half(rules: Halvable, operands: list[jax.Array], turns: _Turns) -> list[jax.Array]:
+def _on_half(half: Half, operands: list[jax.Array], turns: _Turns) -> list[jax.Array]:
     """Runs a launch of a pair. Both follow the launches before them; those that come later follow both."""
-    outs, flag = _run(*opened(cast(ClosedJaxpr, jax.make_jaxpr(rules.half)(*operands))), operands, turns.before)
+    outs, flag = _run(*opened(cast(ClosedJaxpr, jax.make_jaxpr(half.run)(*operands))), operands, turns.before)
     assert flag is not None
     if turns.first is None:
         turns.first = flag

@@ -1,49 +1,52 @@
 """Finds the launches of engine `persistent` in a traced step that run in pairs, each on half of the multiprocessors.
 
-Launches run one after another, as they need all of a GPU. Two that follow each other and do not depend on each other can share it
-if both have a layout for half of it (`_engines.persistent.beside`): the two directions of a BiLSTM, or the encoders of two inputs.
+Launches run one after another, because each needs a whole GPU. Two successive ones that do not depend on each other can share
+it instead (`_engines.persistent.beside`): the two directions of a BiLSTM, or the encoders of two inputs.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cavs._engines.persistent.beside import Halvable
+from cavs._engines.persistent.beside import Half, LaunchRules
 from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, bodies_in, body_of, is_var
 from cavs._jaxpr.ruled import ruled_p
 from cavs.kernels import begin_p
 
 
 class _Launch(NamedTuple):
-    rules: Halvable | None  # `None` for what cannot be halved: an equation with launches inside, or a convolution
-    known: int  # the launches that it depends on, a bit for each
+    rules: LaunchRules | None  # `None` for a convolution, and for an equation with launches inside, such as a loop
+    known: int  # the launches on which it depends, a bit for each
 
 
-def halves(jaxpr: Jaxpr) -> list[Halvable | None]:
-    """Returns the rules of each launch with rules, in order, if it runs on half of the multiprocessors; otherwise `None`.
+def halves_of(jaxpr: Jaxpr) -> list[Half | None]:
+    """Returns for each launch with `LaunchRules`, in order, how it runs beside another one; `None` if it runs alone.
 
-    Launches in loops, branches and the like are not included: their bodies are jaxprs of their own.
+    The bodies of loops, branches and the like are not included. They are jaxprs of their own.
     """
     launches: list[_Launch] = []
     _follow(jaxpr, [0] * len(jaxpr.invars), launches)
-    paired = [False] * len(launches)
+    found: list[Half | None] = [None] * len(launches)
     for n in range(len(launches) - 1):
-        if not paired[n] and _is_pair(launches[n], launches[n + 1], n):
-            paired[n] = paired[n + 1] = True
-    return [launch.rules if pair else None for launch, pair in zip(launches, paired, strict=True) if launch.rules]
+        if found[n] is None:
+            found[n : n + 2] = _pair(launches, n) or (None, None)
+    return [half for half, launch in zip(found, launches, strict=True) if launch.rules]
 
 
-def _is_pair(one: _Launch, other: _Launch, n: int) -> bool:
-    """Returns whether launch n and the next one do not depend on each other, and should be faster side by side."""
-    a, b = one.rules, other.rules
-    return bool(a and b and not other.known >> n & 1 and max(a.half_cost, b.half_cost) < a.cost + b.cost)
+def _pair(launches: Sequence[_Launch], n: int) -> tuple[Half, Half] | None:
+    """Returns how launch n and the next one run side by side; `None` if they cannot, or if that should take longer."""
+    (one, _), (other, known) = launches[n : n + 2]
+    if not one or not other or known >> n & 1:
+        return None
+    a, b = one.halve(), other.halve()
+    return (a, b) if a and b and max(a.cost, b.cost) < a.whole_cost + b.whole_cost else None
 
 
 def _follow(jaxpr: Jaxpr, given: Sequence[int], launches: list[_Launch]) -> list[int]:
-    """Appends the launches of a jaxpr. Returns for each result the launches that it depends on, as `given` for arguments."""
+    """Appends the launches of a jaxpr. Returns on which launches its results depend, given those of its arguments."""
     env = dict.fromkeys(jaxpr.constvars, 0) | dict(zip(jaxpr.invars, given, strict=True))
     for eqn in jaxpr.eqns:
         operands = [env[x] if is_var(x) else 0 for x in eqn.invars]
-        rules, known = halvable(eqn), 0
+        rules, known = rules_of(eqn), 0
         if eqn.primitive.name in CALLS and rules is None:
             env.update(zip(eqn.outvars, _follow(body_of(eqn)[0], operands, launches), strict=True))
             continue
@@ -56,10 +59,10 @@ def _follow(jaxpr: Jaxpr, given: Sequence[int], launches: list[_Launch]) -> list
     return [env[x] if is_var(x) else 0 for x in jaxpr.outvars]
 
 
-def halvable(eqn: Eqn) -> Halvable | None:
-    """Returns the rules of a launch that can run on half of the multiprocessors; `None` for another equation."""
+def rules_of(eqn: Eqn) -> LaunchRules | None:
+    """Returns the rules of a launch that may be able to run beside another one; `None` for any other equation."""
     rules = eqn.params["rules"] if eqn.primitive is ruled_p else None
-    return rules if isinstance(rules, Halvable) else None
+    return rules if isinstance(rules, LaunchRules) else None
 
 
 def is_launch(eqn: Eqn) -> bool:

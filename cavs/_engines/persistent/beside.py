@@ -2,12 +2,13 @@
 
 The thread blocks of a launch wait for each other, so all of them must be on the chip. A launch therefore has the chip to itself,
 unless two launches have so few thread blocks that those of both are there at once. `cavs.concurrent_jit` and `cavs.data.step`
-find such pairs in a traced step, such as the two directions of a BiLSTM, and run both with the layouts that are given here.
+find such pairs in a traced step (`_step.pairs`), and run both with the layouts that are chosen here.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
@@ -20,13 +21,19 @@ from cavs._schedule.schedule import Shape
 from cavs.kernels import LaunchConfig, persistent
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Halvable(Rules):
-    """The rules of a launch that can also run on half of the multiprocessors."""
+class Half(NamedTuple):
+    """A launch on half of the multiprocessors."""
 
-    half: Flat  # the launch on half of them: the same function, with another layout
-    cost: float  # the estimated microseconds of the launch
-    half_cost: float  # those of `half`
+    run: Flat  # the same function as the launch on all of them, with another layout
+    cost: float  # the estimated microseconds
+    whole_cost: float  # those of the launch on all multiprocessors
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LaunchRules(Rules):
+    """The rules of a launch that may be able to run beside another one."""
+
+    halve: Callable[[], Half | None]  # returns how it runs there, `None` if no layout fits
 
 
 def run_launches(
@@ -37,31 +44,34 @@ def run_launches(
     weights: dict[Var, jax.Array],
     arrays: persistent.Arrays,
 ) -> persistent.LaunchResults:
-    """Runs all levels of a direction, as `kernels.persistent.launches`, in a call with rules `Halvable` if there is a layout.
+    """Runs all levels of a direction as `kernels.persistent.launches` does: one launch as a call with `LaunchRules`.
 
-    Two launches of one direction are not halved: the launch for wide levels needs the whole chip to be worth it.
+    If there are two, they run alone: the launch for wide levels is worth it because it has the whole chip.
     """
     program, reverse = recurrence.program, not recurrence.forward
-    half = half_layout(recurrence, how, shape) if len(configs) == 1 else None
-    if half is None:
+    if len(configs) > 1:
         return persistent.launches(program, configs, weights, arrays, reverse)
-    names, bare = list(weights), arrays.without_values()  # JAX's caches must not keep arrays
+    variables, bare = list(weights), arrays.without_values()  # rules may not refer to tracers
 
-    def run(configs: list[LaunchConfig], values: list[jax.Array], given: list[list[jax.Array]]) -> persistent.LaunchResults:
-        mine = dict(zip(names, values, strict=True))
-        return persistent.launches(program, configs, mine, bare.with_values(given), reverse)
+    def launch(config: LaunchConfig, values: list[jax.Array], given: list[list[jax.Array]]) -> persistent.LaunchResults:
+        mine = dict(zip(variables, values, strict=True))
+        return persistent.launches(program, [config], mine, bare.with_values(given), reverse)
 
-    costs = [launch_cost(program, config, shape) for config in (configs[0], half)]
+    def rules(flat: Callable[[Callable[..., PyTree]], Flat]) -> LaunchRules:
+        whole = flat(functools.partial(launch, configs[0]))
 
-    def rules(flat: Callable[[Callable[..., PyTree]], Flat]) -> Halvable:
-        whole = flat(functools.partial(run, configs))
-        return Halvable(
+        @functools.cache
+        def halve() -> Half | None:
+            if (config := half_layout(recurrence, how, shape)) is None:
+                return None
+            costs = (launch_cost(program, c, shape) for c in (config, configs[0]))
+            return Half(flat(functools.partial(launch, config)), *costs)
+
+        return LaunchRules(
             whole,
             lambda primals, tangents: pushed(whole, primals, tangents),
             lambda over, dims, operands: over(whole, tuple(dims))(*operands),
-            half=flat(functools.partial(run, [half])),
-            cost=costs[0],
-            half_cost=costs[1],
+            halve=halve,
         )
 
     return as_call(rules)(list(weights.values()), arrays.values())
