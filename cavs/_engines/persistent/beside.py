@@ -1,8 +1,8 @@
 """Launches that can run beside another one, each on half of the multiprocessors.
 
-The thread blocks of a launch wait for each other, so all of them must be on the chip. A launch therefore has the chip to itself,
-unless two launches have so few thread blocks that those of both are there at once. `cavs.concurrent_jit` and `cavs.data.step`
-find such pairs in a traced step (`_step.pairs`), and run both with the layouts that are chosen here.
+The thread blocks of a launch wait for each other, so all of them must be on the chip. A launch therefore has the chip to
+itself, unless two launches have so few thread blocks that those of both are there at once. `cavs.concurrent_jit` and
+`cavs.data.step` find such pairs in a traced step (`_step.pairs`), and run both with the layouts that are chosen here.
 """
 
 import dataclasses

@@ -209,9 +209,7 @@ def launch_cost(program: LevelProgram, config: LaunchConfig, shape: Shape) -> fl
     return shape.levels * mean_cost(program, config, shape, min(PARTS, shape.graphs))
 
 
-def configure(
-    recurrence: Direction, how: LaunchOptions, shape: Shape | None = None, clusters: bool = True
-) -> LaunchConfig:
+def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None, clusters: bool = True) -> LaunchConfig:
     """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
 
     `shape`: the shape of the schedule, if known. `clusters`: whether thread blocks may form clusters. Raises `Unfit` if no
