@@ -22,6 +22,7 @@ from cavs._step.concurrent_jit import in_turn
 from cavs._step.pairs import halves_of
 from cavs.kernels import H200, Target
 from cavs.kernels.turns import begin_p, end_p
+from tests.lower_for_hopper import compile_for_hopper
 from tests.persistent_programs import CASES, INTERPRETER, assert_near, inputs_of, laid_out, plan_of
 
 NEVER = np.iinfo(np.int32).min
@@ -300,6 +301,13 @@ def test_a_launch_is_neither_batched_nor_differentiated(monkeypatch: pytest.Monk
                 jax.vmap(run)(*(x[None] for x in args))
             with pytest.raises(TypeError, match='"persistent" has no second derivative. Write cavs.run.*engine="scan"'):
                 jax.eval_shape(lambda *xs, run=run: jax.jvp(run, xs, tangents_of(xs)), *args)
+
+
+def test_what_can_run_at_the_same_time_on_hopper(tmp_path: Any) -> None:
+    """Of three independent launches the first two, forward and backward: neither waits for memory that the other one uses."""
+    found = compile_for_hopper("tests.pairs_for_hopper", str(tmp_path))
+    pairs = found["at the same time"]
+    assert found["launches"] == 6 and len(pairs) == 2 and len({n for pair in pairs for n in pair}) == 4, found
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""`concurrent_jit`: XLA runs independent kernels at the same time, and launches of engine `persistent` one after another.
+"""`concurrent_jit`: XLA runs independent kernels at the same time, but not launches of engine `persistent` that need the chip.
 
 A training step is two launches and some forty small kernels around them: products, updates, bookkeeping. A GPU that runs them
 one after another is mostly idle. As branches of a CUDA graph they overlap. On one H200 (2026-11-21), a Tree-LSTM step at hidden
@@ -6,7 +6,7 @@ one after another is mostly idle. As branches of a CUDA graph they overlap. On o
 
 XLA knows which kernels are independent. It does not know that two launches must not run at the same time: the thread blocks
 of a launch wait for each other, so all of them must be on the chip. The step is therefore traced, and each launch is made to
-depend on the launch before it.
+depend on the launch before it, or on the pair of launches before it that share the chip (`_step.pairs`).
 """
 
 import contextlib
@@ -52,8 +52,8 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
     ```
 
     It returns the same as `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
-    under another `jax.jit` or `jax.grad`. On a CPU it compiles faster than `jax.jit`, and sums may round differently. It has
-    not been tried on TPUs.
+    under another `jax.jit` or `jax.grad`. On a CPU it compiles faster than `jax.jit`. Sums may round differently there, and on a
+    GPU that two launches of engine `persistent` share. It has not been tried on TPUs.
 
     Args:
         fun: the function, as for `jax.jit`. Without it, a decorator is returned.
@@ -127,7 +127,7 @@ class Concurrent(Generic[P, R]):
 
 
 def in_turn(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fun` with each launch made to depend on the launch before it."""
+    """Returns `fun` with each launch, or pair of launches, made to depend on those before it."""
 
     return evaluated_by(lambda jaxpr, consts, args: _run(jaxpr, consts, args, None)[0], fun)
 

@@ -177,26 +177,44 @@ def has_few_graphs(shape: Shape) -> bool:
     return shape.graphs < PARTS
 
 
-@functools.lru_cache(maxsize=64)
-def half_of(target: Target) -> Target:
-    """Returns a device of half of the multiprocessors; the same one for each target, which caches know by identity."""
-    return dataclasses.replace(target, multiprocessors=target.multiprocessors // 2)
+def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
+    """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
+
+    `shape`: the shape of the schedule, if known. Raises `Unfit` if no layout fits the chip.
+    """
+    program, layouts = recurrence.program, how.layouts
+    if how.interpret:
+        config = LaunchConfig(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
+    else:
+        config, _ = chosen(recurrence, how.target, shape)
+    return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
 
 
 def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape) -> LaunchConfig | None:
     """Returns the layout of a launch on half of the multiprocessors, beside another launch; `None` if none fits.
 
-    All thread blocks of both launches are then resident at once, wherever on the chip the first launch runs. Clusters are left
-    out: the multiprocessors that the first launch leaves may lie in so many parts of the chip that the last cluster, which
-    needs its multiprocessors in one part, finds no room.
+    All thread blocks of both launches are then on the chip at once, wherever those of the first one are. Clusters are left out:
+    a cluster needs multiprocessors of one part of the chip, and the first launch may leave too few in each part. The cost model
+    chooses, as records are of launches that have the chip to themselves.
     """
-    half = how._replace(target=half_of(how.target))
-    try:
-        config = configure(recurrence, half, shape, clusters=False)
-    except Unfit:
-        return None
-    fits = num_thread_blocks(recurrence.program, config) <= half.target.multiprocessors
-    return config if fits and config.cluster(recurrence.program.unit) == 1 and not config.wide else None
+    program, half = recurrence.program, half_of(how.target)
+    if how.interpret:
+        config = configure(recurrence, how, shape)
+    else:
+        fitting = [c for c in candidates(program, recurrence.precision, half) if c.cluster(program.unit) == 1]
+        if not fitting:
+            return None
+        config = _estimated(program, fitting, shape)
+        config = _spread_if_faster(program, config, fitting, shape) if has_few_graphs(shape) else config
+        config = how.layouts.narrow(program, recurrence.forward, config) if how.layouts.narrow else config
+    fits = num_thread_blocks(program, config) <= half.multiprocessors and config.cluster(program.unit) == 1
+    return config if fits else None
+
+
+@functools.lru_cache(maxsize=64)
+def half_of(target: Target) -> Target:
+    """Returns a device of half of the multiprocessors; the same one for each target, as caches know it by identity."""
+    return dataclasses.replace(target, multiprocessors=target.multiprocessors // 2)
 
 
 def num_thread_blocks(program: LevelProgram, config: LaunchConfig) -> int:
@@ -205,37 +223,20 @@ def num_thread_blocks(program: LevelProgram, config: LaunchConfig) -> int:
 
 
 def launch_cost(program: LevelProgram, config: LaunchConfig, shape: Shape) -> float:
-    """Estimates the microseconds that a launch takes on a schedule of a shape."""
+    """Estimates the microseconds that a launch takes on schedules of a shape."""
     return shape.levels * mean_cost(program, config, shape, min(PARTS, shape.graphs))
 
 
-def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None, clusters: bool = True) -> LaunchConfig:
-    """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
-
-    `shape`: the shape of the schedule, if known. `clusters`: whether thread blocks may form clusters. Raises `Unfit` if no
-    layout fits the chip.
-    """
-    program, layouts = recurrence.program, how.layouts
-    if how.interpret:
-        config = LaunchConfig(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
-    else:
-        config, _ = chosen(recurrence, how.target, shape, clusters)
-    return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
-
-
-def chosen(
-    recurrence: Direction, target: Target, shape: Shape | None, clusters: bool = True
-) -> tuple[LaunchConfig, str | None]:
+def chosen(recurrence: Direction, target: Target, shape: Shape | None) -> tuple[LaunchConfig, str | None]:
     """Returns the layout of a launch, and the key of its record, `None` if the cost model chooses it; see `configure`."""
     program = recurrence.program
     fitting = candidates(program, recurrence.precision, target)
-    fitting = fitting if clusters else [c for c in fitting if c.cluster(program.unit) == 1]
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
     of_few, others = tuning_keys(program, recurrence.forward, recurrence.precision, shape)
-    if found := _recorded(recurrence, target, of_few, fitting):
+    if found := _recorded(recurrence, target, of_few):
         return found
-    best, key = _recorded(recurrence, target, others, fitting) or (_estimated(program, fitting, shape), None)
+    best, key = _recorded(recurrence, target, others) or (_estimated(program, fitting, shape), None)
     if shape and has_few_graphs(shape) and (other := _spread_if_faster(program, best, fitting, shape)) is not best:
         return other, None
     return best, key
@@ -271,8 +272,7 @@ def key_of(recurrence: Direction, shape: Shape | None) -> str:
 def is_settled(recurrence: Direction, target: Target, shape: Shape) -> bool:
     """Returns whether the layout is on record for this GPU under its own key, so that records of others do not change it."""
     key = key_of(recurrence, shape)
-    fitting = candidates(recurrence.program, recurrence.precision, target)
-    return bool(_recorded(recurrence, target, [key], fitting)) and tuned.origin(target.device_kind, key) != tuned.OTHERS
+    return bool(_recorded(recurrence, target, [key])) and tuned.origin(target.device_kind, key) != tuned.OTHERS
 
 
 def source(recurrence: Direction, target: Target, shape: Shape | None = None) -> str:
@@ -284,13 +284,13 @@ def source(recurrence: Direction, target: Target, shape: Shape | None = None) ->
     return f"{'by' if timed else 'without'} measurement, {tuned.origin(target.device_kind, key)}"
 
 
-def _recorded(
-    recurrence: Direction, target: Target, keys: list[str], fitting: list[LaunchConfig]
-) -> tuple[LaunchConfig, str] | None:
+def _recorded(recurrence: Direction, target: Target, keys: list[str]) -> tuple[LaunchConfig, str] | None:
     """Returns the layout under the first of some keys that has one, and the key, if it fits: the kernels may have changed."""
+    program, precision = recurrence.program, recurrence.precision
     records = tuned.nearest(target.device_kind)
     key = next((key for key in keys if key in records), None)
     if key is None:
         return None
-    config = LaunchConfig(precision=recurrence.precision, **{k: v for k, v in records[key].items() if k != "us"})
+    config = LaunchConfig(precision=precision, **{k: v for k, v in records[key].items() if k != "us"})
+    fitting = candidates(program, precision, target)
     return (config, key) if config in (spread(fitting) if config.spread else fitting) else None
