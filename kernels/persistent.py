@@ -36,7 +36,6 @@ from cavs.kernels.turns import begin_p, end_p
 
 Weights: TypeAlias = dict[Var, jax.Array]
 LaunchResults: TypeAlias = tuple[dict[Tensor, jax.Array], jax.Array]  # the tensors that a launch writes, and its flag
-_FIELDS = ("tensors", "constants", "integers", "updated")  # of `Arrays`: those that hold arrays
 
 
 def launches(
@@ -51,16 +50,12 @@ def launches(
         gave up waiting.
     """
     flows, variables = any(config.dataflow for config in configs), list(weights)
-    named = {field: getattr(arrays, field) for field in _FIELDS}
 
     # One equation for JAX, without a batching rule. `jax.checkpoint` cuts what it runs again to what is read, and a kernel that
     # writes to references has no outputs that anybody reads.
     @jax.custom_batching.custom_vmap
     def run(values: list[jax.Array], given: list[list[jax.Array]]) -> LaunchResults:
-        weights = dict(zip(variables, values, strict=True))
-        mine = dataclasses.replace(
-            arrays, **{k: dict(zip(named[k], x, strict=True)) for k, x in zip(named, given, strict=True)}
-        )
+        weights, mine = dict(zip(variables, values, strict=True)), arrays.with_values(given)
         out, lost = _launch(program, configs[0], weights, mine, reverse, flows, len(configs) > 1)
         for config in configs[1:]:
             out, late = _launch(program, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
@@ -74,8 +69,7 @@ def launches(
             "launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._run.other_engine`)."
         )
 
-    given = [list(x.values()) for x in named.values()]  # lists, as JAX would sort dicts: their order is that in memory
-    return run(*_not_differentiated(([weights[v] for v in variables], given)))
+    return run(*_not_differentiated((list(weights.values()), arrays.values())))
 
 
 @jax.custom_jvp

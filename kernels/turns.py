@@ -2,7 +2,8 @@
 
 The thread blocks of a launch wait for each other. If two launches shared a GPU, each with a part of its thread blocks, they
 would wait forever. XLA runs the kernels of a program one after another unless it is told otherwise; `cavs.concurrent_jit` tells
-it otherwise, and orders the launches by these marks. Everywhere else they are the identity.
+it otherwise, and orders the launches by these marks, but for two that leave each other room. Everywhere else they are the
+identity.
 """
 
 from jax.extend import core as jex

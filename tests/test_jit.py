@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import cavs
+from cavs._step import concurrent_jit
 from cavs.kernels import H200, Target, persistent
 from cavs.kernels.turns import begin_p, end_p
 from tests.persistent_programs import CASES, CHAINS, INTERPRETED, INTERPRETER, inputs_of
@@ -132,8 +133,12 @@ def test_values_and_gradients() -> None:
 
 
 @pytest.mark.gpu
-def test_independent_launches_on_the_card() -> None:
-    """Both directions of a BiLSTM, as wide as the chip: at once, neither would have all of its CTAs there."""
+@pytest.mark.parametrize("pairs", [True, False])
+def test_independent_launches_on_the_card(pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both directions of a BiLSTM: each on half of the chip, or as wide as the chip. At once, neither would then have all of
+    its CTAs there."""
+    if not pairs:
+        monkeypatch.setattr(concurrent_jit, "halves_of", lambda jaxpr: [None] * 4)
     program = cavs.vertex_programs.BiLSTM(512, 64)
     params = program.init(jax.random.key(0))
     graphs = cavs.from_lengths(np.random.default_rng(0).integers(5, 60, 64))

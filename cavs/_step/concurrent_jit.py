@@ -1,4 +1,4 @@
-"""`concurrent_jit`: XLA runs independent kernels at the same time, and launches of engine `persistent` one after another.
+"""`concurrent_jit`: XLA runs independent kernels at the same time, but not launches of engine `persistent` that need the chip.
 
 A training step is two launches and some forty small kernels around them: products, updates, bookkeeping. A GPU that runs them
 one after another is mostly idle. As branches of a CUDA graph they overlap. On one H200 (2026-11-21), a Tree-LSTM step at hidden
@@ -6,14 +6,15 @@ one after another is mostly idle. As branches of a CUDA graph they overlap. On o
 
 XLA knows which kernels are independent. It does not know that two launches must not run at the same time: the thread blocks
 of a launch wait for each other, so all of them must be on the chip. The step is therefore traced, and each launch is made to
-depend on the launch before it.
+depend on the launch before it, or on the pair of launches before it that share the chip (`_step.pairs`).
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from cavs._engines.persistent.beside import Half
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind
-from cavs._jaxpr.jaxprs import CALLS, Atom, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
+from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, is_var, opened, scan_parts
 from cavs._run.manual_axes import checked_axes, devices
+from cavs._step.pairs import halves_of, has_launches, is_launch, rules_of
 from cavs._step.xla_options import BESIDE, LOOPS_IN_GRAPHS, ON_CPU
 from cavs.kernels import Target, begin_p, end_p
 
@@ -49,8 +52,8 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
     ```
 
     It returns the same as `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
-    under another `jax.jit` or `jax.grad`. On a CPU it compiles faster than `jax.jit`, and sums may round differently. It has
-    not been tried on TPUs.
+    under another `jax.jit` or `jax.grad`. On a CPU it compiles faster than `jax.jit`. Sums may round differently there, and on a
+    GPU that two launches of engine `persistent` share. It has not been tried on TPUs.
 
     Args:
         fun: the function, as for `jax.jit`. Without it, a decorator is returned.
@@ -119,14 +122,23 @@ class Concurrent(Generic[P, R]):
         key = tree, *((x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves)
         if key not in self._chosen:
             jaxpr = self.trace(*args, **kwargs).jaxpr  # both functions share what JAX traces
-            self._chosen[key] = self._launching if _has_launches(jaxpr.eqns) else self._looping
+            self._chosen[key] = self._launching if has_launches(jaxpr.eqns) else self._looping
         return self._chosen[key]
 
 
 def in_turn(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fun` with each launch made to depend on the launch before it."""
+    """Returns `fun` with each launch, or pair of launches, made to depend on those before it."""
 
     return evaluated_by(lambda jaxpr, consts, args: _run(jaxpr, consts, args, None)[0], fun)
+
+
+@dataclasses.dataclass
+class _Turns:
+    """The launches that have had their turn while a jaxpr is evaluated."""
+
+    before: jax.Array | None  # the flag of the launches before; `None` if there were none
+    halves: Iterator[Half | None]  # for each launch to come, how it runs beside another one; `None` if it runs alone
+    first: jax.Array | None = None  # the flag of the first launch of a pair, until the second one has had its turn
 
 
 def _run(
@@ -136,6 +148,13 @@ def _run(
 
     Returns the results, and the flag of the last launch. `before`: the flag of the launch; `None` if there was none.
     """
+    turns = _Turns(before, iter(halves_of(jaxpr)))
+    outs = _evaluate(jaxpr, consts, args, turns)
+    return outs, turns.before
+
+
+def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array], turns: _Turns) -> list[jax.Array]:
+    """Evaluates a jaxpr after the launches that have had their turn."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(x: Atom) -> jax.Array:
@@ -144,28 +163,42 @@ def _run(
     for eqn in jaxpr.eqns:
         operands = [read(x) for x in eqn.invars]
         with eqn.ctx.manager, _scope(eqn.source_info.name_stack):
-            if eqn.primitive is begin_p and before is not None:  # the mark stays, for `_has_launches`
-                outs = bind(eqn, [operands[0] + jnp.where(before == _NEVER, 1, 0)])
+            if eqn.primitive is begin_p:  # the mark stays, for `has_launches`
+                after = [] if turns.before is None else [jnp.where(turns.before == _NEVER, 1, 0)]
+                outs = bind(eqn, [sum(after, operands[0])])
             elif eqn.primitive is end_p:
-                outs, before = operands, operands[0][0]
-            elif eqn.primitive.name == "shard_map" or any(_has_launches(jaxpr.eqns) for jaxpr in bodies_in(eqn)):
-                outs, before = _inside(eqn, operands, before)
+                outs, turns.before = operands, operands[0][0]
+            elif rules_of(eqn) and (half := next(turns.halves)):
+                outs = _on_half(half, operands, turns)
+            elif eqn.primitive.name in CALLS and is_launch(eqn):
+                with _scope(eqn.params.get("name", "")):
+                    outs = _evaluate(*body_of(eqn), operands, turns)
+            elif eqn.primitive.name == "shard_map" or is_launch(eqn):
+                outs, turns.before = _inside(eqn, operands, turns.before)
             else:
                 outs = bind_unchecked(eqn, operands) or bind(eqn, operands)
         env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(x) for x in jaxpr.outvars], before
+    return [read(x) for x in jaxpr.outvars]
+
+
+def _on_half(half: Half, operands: list[jax.Array], turns: _Turns) -> list[jax.Array]:
+    """Runs a launch of a pair. Both follow the launches before them; those that come later follow both."""
+    outs, flag = _run(*opened(cast(ClosedJaxpr, jax.make_jaxpr(half.run)(*operands))), operands, turns.before)
+    assert flag is not None
+    if turns.first is None:
+        turns.first = flag
+    else:
+        turns.before, turns.first = jnp.minimum(turns.first, flag), None  # `_NEVER` if one of them is
+    return outs
 
 
 def _inside(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tuple[list[jax.Array], jax.Array | None]:
     """Evaluates an equation that contains launches. They run after the launch `before` and before those that follow."""
     name, params = eqn.primitive.name, eqn.params
-    if name in CALLS:
-        with _scope(params.get("name", "")):
-            return _run(*body_of(eqn), operands, before)
     flag = jnp.int32(0) if before is None else before
     if name == "shard_map":
         divided = again_unchecked(eqn, lambda body, args, flag: _run(body, (), args, flag))
-        return divided(operands, None if before is None and not _has_launches(params["jaxpr"].eqns) else flag)
+        return divided(operands, None if before is None and not has_launches(params["jaxpr"].eqns) else flag)
     if name in ("checkpoint", "remat2"):
         again = jax.checkpoint(
             lambda flag, *args: _run(*body_of(eqn), args, flag), prevent_cse=params["prevent_cse"], policy=params["policy"]
@@ -202,11 +235,6 @@ def _inside(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tu
 def _scope(name: object) -> contextlib.AbstractContextManager[object]:
     """Enters the name under which profiles show an equation."""
     return jax.named_scope(str(name)) if str(name) else contextlib.nullcontext()
-
-
-def _has_launches(eqns: Sequence[Eqn]) -> bool:
-    """Returns whether one of the equations is, or contains, a launch."""
-    return any(e.primitive is begin_p or any(_has_launches(jaxpr.eqns) for jaxpr in bodies_in(e)) for e in eqns)
 
 
 Body: TypeAlias = Callable[[Jaxpr, list[jax.Array], jax.Array | None], tuple[list[jax.Array], jax.Array | None]]

@@ -1,7 +1,7 @@
 """The arrays that a launch is given, and the tensors that it writes."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -13,6 +13,7 @@ from cavs.kernels._program.names import Index, Tensor
 
 # The scalars that every launch has; the bases that sources name follow.
 NUM_LEVELS, NUM_ROWS, NUM_EDGES = 0, 1, 2
+_FIELDS = ("tensors", "constants", "integers", "updated")  # of `Arrays`: those that hold arrays
 _K = TypeVar("_K")
 
 
@@ -63,6 +64,19 @@ class Arrays:
     updated: dict[Tensor, jax.Array]
     outputs: dict[Tensor, Output]
     replaced: dict[Tensor, Tensor] = dataclasses.field(default_factory=dict)
+
+    def values(self) -> list[list[Any]]:
+        """The arrays alone, in lists: JAX would sort dicts, whose order is that in memory."""
+        return [list(getattr(self, field).values()) for field in _FIELDS]
+
+    def with_values(self, values: Sequence[Sequence[Any]]) -> "Arrays":
+        """The same with other arrays, as `values` returns them."""
+        named = {field: getattr(self, field) for field in _FIELDS}
+        return dataclasses.replace(self, **{k: dict(zip(named[k], x, strict=True)) for k, x in zip(named, values, strict=True)})
+
+    def without_values(self) -> "Arrays":
+        """The same with `None` in place of each array."""
+        return self.with_values([[None] * len(x) for x in self.values()])
 
 
 def concatenated(vectors: Mapping[_K, jax.Array], dtype: type) -> tuple[jax.Array, dict[_K, tuple[int, int]]]:

@@ -190,6 +190,43 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
     return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
 
 
+def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape) -> LaunchConfig | None:
+    """Returns the layout of a launch on half of the multiprocessors, beside another launch; `None` if none fits.
+
+    All thread blocks of both launches are then on the chip at once, wherever those of the first one are. Clusters are left out:
+    a cluster needs multiprocessors of one part of the chip, and the first launch may leave too few in each part. The cost model
+    chooses, as records are of launches that have the chip to themselves.
+    """
+    program, half = recurrence.program, half_of(how.target)
+    if how.interpret:
+        config = configure(recurrence, how, shape)
+    else:
+        fitting = [c for c in candidates(program, recurrence.precision, half) if c.cluster(program.unit) == 1]
+        if not fitting:
+            return None
+        config = _estimated(program, fitting, shape)
+        config = _spread_if_faster(program, config, fitting, shape) if has_few_graphs(shape) else config
+        config = how.layouts.narrow(program, recurrence.forward, config) if how.layouts.narrow else config
+    fits = num_thread_blocks(program, config) <= half.multiprocessors and config.cluster(program.unit) == 1
+    return config if fits else None
+
+
+@functools.lru_cache(maxsize=64)
+def half_of(target: Target) -> Target:
+    """Returns a device of half of the multiprocessors; the same one for each target, as caches know it by identity."""
+    return dataclasses.replace(target, multiprocessors=target.multiprocessors // 2)
+
+
+def num_thread_blocks(program: LevelProgram, config: LaunchConfig) -> int:
+    """Returns the number of thread blocks of a launch."""
+    return program.unit // config.hb * config.groups
+
+
+def launch_cost(program: LevelProgram, config: LaunchConfig, shape: Shape) -> float:
+    """Estimates the microseconds that a launch takes on schedules of a shape."""
+    return shape.levels * mean_cost(program, config, shape, min(PARTS, shape.graphs))
+
+
 def chosen(recurrence: Direction, target: Target, shape: Shape | None) -> tuple[LaunchConfig, str | None]:
     """Returns the layout of a launch, and the key of its record, `None` if the cost model chooses it; see `configure`."""
     program = recurrence.program

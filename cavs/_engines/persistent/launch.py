@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cavs._engines.persistent.beside import run_launches
 from cavs._engines.persistent.chip import LaunchOptions
 from cavs._engines.persistent.indices import integers_of
 from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, PAD, Recurrence, is_sparse
@@ -73,7 +74,7 @@ def launch(
     updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
     outputs = {name: output for name, output in outputs.items() if name not in updated}
     arrays = persistent.Arrays(tensors, constants, used, updated, outputs, replaced)
-    out, lost = persistent.launches(program, configs, weights, arrays, not recurrence.forward)
+    out, lost = run_launches(recurrence, how, sched.shape, configs, weights, arrays)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
     for i, s in enumerate(states):

@@ -1,0 +1,77 @@
+"""Launches that can run beside another one, each on half of the multiprocessors.
+
+The thread blocks of a launch wait for each other, so all of them must be on the chip. A launch therefore has the chip to
+itself, unless two launches have so few thread blocks that those of both are there at once. `cavs.concurrent_jit` and
+`cavs.data.step` find such pairs in a traced step (`_step.pairs`), and run both with the layouts that are chosen here.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from cavs._engines.persistent.chip import LaunchOptions, half_layout, launch_cost
+from cavs._engines.persistent.lower import Recurrence
+from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.jaxprs import Var
+from cavs._jaxpr.ruled import Flat, Rules, as_call, pushed
+from cavs._schedule.schedule import Shape
+from cavs.kernels import LaunchConfig, persistent
+
+
+class Half(NamedTuple):
+    """A launch on half of the multiprocessors."""
+
+    run: Flat  # the same function as the launch on all of them, with another layout
+    cost: float  # the estimated microseconds
+    whole_cost: float  # those of the launch on all multiprocessors
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LaunchRules(Rules):
+    """The rules of a launch that may be able to run beside another one."""
+
+    halve: Callable[[], Half | None]  # returns how it runs there, `None` if no layout fits
+
+
+def run_launches(
+    recurrence: Recurrence,
+    how: LaunchOptions,
+    shape: Shape,
+    configs: list[LaunchConfig],
+    weights: dict[Var, jax.Array],
+    arrays: persistent.Arrays,
+) -> persistent.LaunchResults:
+    """Runs all levels of a direction as `kernels.persistent.launches` does: one launch as a call with `LaunchRules`.
+
+    If there are two, they run alone: the launch for wide levels is worth it because it has the whole chip.
+    """
+    program, reverse = recurrence.program, not recurrence.forward
+    if len(configs) > 1:
+        return persistent.launches(program, configs, weights, arrays, reverse)
+    variables, bare = list(weights), arrays.without_values()  # rules may not refer to tracers
+
+    def launch(config: LaunchConfig, values: list[jax.Array], given: list[list[jax.Array]]) -> persistent.LaunchResults:
+        mine = dict(zip(variables, values, strict=True))
+        return persistent.launches(program, [config], mine, bare.with_values(given), reverse)
+
+    def rules(flat: Callable[[Callable[..., PyTree]], Flat]) -> LaunchRules:
+        whole = flat(functools.partial(launch, configs[0]))
+
+        @functools.cache
+        def halve() -> Half | None:
+            if (config := half_layout(recurrence, how, shape)) is None:
+                return None
+            costs = (launch_cost(program, c, shape) for c in (config, configs[0]))
+            return Half(flat(functools.partial(launch, config)), *costs)
+
+        return LaunchRules(
+            whole,
+            lambda primals, tangents: pushed(whole, primals, tangents),
+            lambda over, dims, operands: over(whole, tuple(dims))(*operands),
+            halve=halve,
+        )
+
+    return as_call(rules)(list(weights.values()), arrays.values())
