@@ -62,7 +62,7 @@ def run_launches(
 
         @functools.cache
         def halve() -> Half | None:
-            if (config := half_layout(recurrence, how, shape)) is None:
+            if (config := half_layout(recurrence, how, shape, configs[0])) is None:
                 return None
             costs = (launch_cost(program, c, shape) for c in (config, configs[0]))
             return Half(flat(functools.partial(launch, config)), *costs)
