@@ -190,7 +190,7 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
     return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
 
 
-def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape, whole: LaunchConfig) -> LaunchConfig | None:
+def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape) -> LaunchConfig | None:
     """Returns the layout of a launch on half of the multiprocessors, beside another launch; `None` if none fits.
 
     All thread blocks of both launches are then on the chip at once, wherever those of the first one are. Clusters are left out:
@@ -207,8 +207,6 @@ def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape, whole: 
         config = _estimated(program, fitting, shape)
         config = _spread_if_faster(program, config, fitting, shape) if has_few_graphs(shape) else config
         config = how.layouts.narrow(program, recurrence.forward, config) if how.layouts.narrow else config
-    # What a launch that polls reads must be filled before (`_engines.persistent.launch`).
-    config = dataclasses.replace(config, dataflow=config.dataflow and whole.dataflow)
     fits = num_thread_blocks(program, config) <= half.multiprocessors and config.cluster(program.unit) == 1
     return config if fits else None
 
