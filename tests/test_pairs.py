@@ -16,10 +16,11 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.persistent import beside, chip, lower
 from cavs._engines.persistent.beside import Half, LaunchRules
-from cavs._jaxpr.jaxprs import bodies_in
+from cavs._jaxpr.equations import bind
+from cavs._jaxpr.jaxprs import CALLS, bodies_in, body_of, is_var
 from cavs._jaxpr.ruled import call, pushed, ruled_p
 from cavs._step.concurrent_jit import in_turn
-from cavs._step.pairs import halves_of
+from cavs._step.pairs import halves_of, is_launch, rules_of
 from cavs.kernels import H200, Target
 from cavs.kernels.turns import begin_p, end_p
 from tests.lower_for_hopper import compile_for_hopper
@@ -192,6 +193,31 @@ def calls_in(jaxpr: Any) -> Iterator[Any]:
             yield from calls_in(body)
 
 
+def evaluated(jaxpr: Any, args: Any, found: list[Any], on: Callable[[Any], bool], look: Callable[..., Any]) -> list[Any]:
+    """Evaluates a jaxpr, given its constants and arguments, and adds `look(eqn, operands)` of each equation that is `on`."""
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [env[x] if is_var(x) else x.val for x in eqn.invars]
+        found += [look(eqn, operands)] if on(eqn) else []
+        if eqn.primitive.name in CALLS and is_launch(eqn) and not on(eqn):
+            body, consts = body_of(eqn)
+            outs = evaluated(body, [*consts, *operands], found, on, look)
+        else:
+            outs = bind(eqn, operands)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [env[x] if is_var(x) else x.val for x in jaxpr.outvars]
+
+
+def operands_on_half(eqn: Any, operands: list[jax.Array]) -> list[jax.Array]:
+    """What the kernel of a launch on half of the chip is given."""
+    half, found = rules_of(eqn).halve(), []
+    closed = jax.make_jaxpr(half.run)(*operands)
+    is_call = lambda eqn: eqn.primitive.name == "custom_vmap_call"  # noqa: E731
+    evaluated(closed.jaxpr, [*closed.consts, *operands], found, is_call, lambda eqn, operands: operands)
+    (given,) = found
+    return given
+
+
 def tangents_of(xs: Any) -> Any:
     return tuple(jnp.ones_like(x) if x.dtype.kind == "f" else np.zeros(x.shape, jax.dtypes.float0) for x in xs)
 
@@ -284,6 +310,29 @@ def test_values_of_launches_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
         halves = halves_in(step, params, x)
         assert len(halves) == 8 and all(halves)
         assert_near(cavs.concurrent_jit(step)(params, x), want, 1e-5)
+
+
+@INTERPRETER
+@pytest.mark.parametrize(("name", "precision"), [("LSTM", None), ("LSTM", "highest"), ("BinaryTreeLSTM", None)])
+def test_a_half_that_polls_gets_what_a_launch_that_polls_gets(
+    name: str, precision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the launch on the whole chip has barriers: rows to be written are marked, and awaited rows hold nothing else."""
+    make, graphs = CASES[name]
+    x, sched = inputs_of(name, graphs), cavs.schedule(graphs, scripts=True)
+    polling = lambda made, how, shape: dataclasses.replace(chip.configure(made, how, shape), dataflow=True)  # noqa: E731
+    monkeypatch.setattr(beside, "half_layout", polling)
+    found = []
+    for flows in (True, False):
+        narrow = lambda level, forward, config, flows=flows: dataclasses.replace(config, dataflow=flows)  # noqa: E731
+        with jax.default_matmul_precision(precision):
+            F, params = make()
+            loss = lambda p: (cavs.run(F, p, sched, x, engine=laid_out(narrow, interpret=True)) ** 2).sum()  # noqa: B023, E731
+            both = lambda p: jax.grad(lambda two: sum(map(loss, two)))((p, p))  # noqa: B023, E731
+            closed, operands = jax.make_jaxpr(both)(params), []
+            evaluated(closed.jaxpr, [*closed.consts, *jax.tree.leaves(params)], operands, rules_of, operands_on_half)
+        found.append([sorted((x.dtype.str, x.shape, x.tobytes()) for x in map(np.asarray, one)) for one in operands])
+    assert len(found[0]) == 4 and found[0] == found[1]
 
 
 @INTERPRETER

@@ -52,8 +52,8 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
     ```
 
     It returns the same as `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
-    under another `jax.jit` or `jax.grad`. On a CPU it compiles faster than `jax.jit`. Sums may round differently there, and on a
-    GPU that two launches of engine `persistent` share. It has not been tried on TPUs.
+    under another `jax.jit` or `jax.grad`. On a CPU it compiles faster than `jax.jit`. There, and on a GPU that two launches of
+    engine `persistent` share, sums may round differently. It has not been tried on TPUs.
 
     Args:
         fun: the function, as for `jax.jit`. Without it, a decorator is returned.

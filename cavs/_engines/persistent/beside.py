@@ -43,10 +43,14 @@ def run_launches(
     configs: list[LaunchConfig],
     weights: dict[Var, jax.Array],
     arrays: persistent.Arrays,
+    polled: Callable[[persistent.Arrays], persistent.Arrays],
 ) -> persistent.LaunchResults:
     """Runs all levels of a direction as `kernels.persistent.launches` does: one launch as a call with `LaunchRules`.
 
     If there are two, they run alone: the launch for wide levels is worth it because it has the whole chip.
+
+    `polled`: returns what a launch with `LaunchConfig.dataflow` needs in place of `arrays`, if they are of one without. It may
+    not close over tracers.
     """
     program, reverse = recurrence.program, not recurrence.forward
     if len(configs) > 1:
@@ -54,8 +58,9 @@ def run_launches(
     variables, bare = list(weights), arrays.without_values()  # rules may not refer to tracers
 
     def launch(config: LaunchConfig, values: list[jax.Array], given: list[list[jax.Array]]) -> persistent.LaunchResults:
-        mine = dict(zip(variables, values, strict=True))
-        return persistent.launches(program, [config], mine, bare.with_values(given), reverse)
+        mine = bare.with_values(given)
+        mine = polled(mine) if config.dataflow and not configs[0].dataflow else mine
+        return persistent.launches(program, [config], dict(zip(variables, values, strict=True)), mine, reverse)
 
     def rules(flat: Callable[[Callable[..., PyTree]], Flat]) -> LaunchRules:
         whole = flat(functools.partial(launch, configs[0]))

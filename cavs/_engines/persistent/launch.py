@@ -1,7 +1,8 @@
 """One direction of the recurrent part of a batch as a launch, or two if levels are very wide: its operands and results."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax import lax
 from cavs._engines.persistent.beside import run_launches
 from cavs._engines.persistent.chip import LaunchOptions
 from cavs._engines.persistent.indices import integers_of
-from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, PAD, Recurrence, is_sparse
+from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, PAD, STATE_ROW, Recurrence, is_sparse
 from cavs._engines.persistent.wide_levels import launch_configs
 from cavs._function.domains import EDGE
 from cavs._function.evaluate import evaluate
@@ -21,6 +22,9 @@ from cavs._schedule.schedule import Schedule
 from cavs._stages.tensors import Rows as KindRows
 from cavs.kernels import (
     PRECISIONS,
+    Index,
+    IndexRole,
+    LevelProgram,
     Output,
     Tensor,
     TensorRole,
@@ -72,9 +76,10 @@ def launch(
     # Products that poll for a cut cotangent would take what it replaces for it.
     replaced = {kept: by for kept, by in recurrence.overwritten.items() if by not in flows}
     updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
-    outputs = {name: output for name, output in outputs.items() if name not in updated}
-    arrays = persistent.Arrays(tensors, constants, used, updated, outputs, replaced)
-    out, lost = run_launches(recurrence, how, sched.shape, configs, weights, arrays)
+    fresh = {name: output for name, output in outputs.items() if name not in updated}
+    arrays = persistent.Arrays(tensors, constants, used, updated, fresh, replaced)
+    polled = functools.partial(_polled, program, outputs)
+    out, lost = run_launches(recurrence, how, sched.shape, configs, weights, arrays, polled)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
     for i, s in enumerate(states):
@@ -136,7 +141,31 @@ def _add_twins(
 def _begun(x: jax.Array, sched: Schedule, state_row: jax.Array, awaited: bool) -> jax.Array:
     """Returns states with the leaves' rows filled. The launch writes the rows after them."""
     if awaited:
-        launched = jnp.arange(x.shape[0])[:, None] >= state_row
-        return jnp.where(launched, persistent.unwritten(x.shape, x.dtype), x)
+        return _unwritten_from(x, state_row)
     there = sched.shape.pad + sum(sched.shape.leaves)
     return lax.dynamic_update_slice(lax.empty(x.shape, x.dtype), x[:there], (0, 0))
+
+
+def _unwritten_from(x: jax.Array, row: jax.Array) -> jax.Array:
+    """Returns states of which products await the rows from `row` on."""
+    launched = jnp.arange(x.shape[0])[:, None] >= row
+    return jnp.where(launched, persistent.unwritten(x.shape, x.dtype), x)
+
+
+def _polled(program: LevelProgram, outputs: Mapping[Tensor, Output], arrays: persistent.Arrays) -> persistent.Arrays:
+    """Returns the arrays of a launch whose products await what `program` exchanges, given those of one that has barriers.
+
+    Rows that a launch writes are marked as not written, and cut cotangents that are awaited replace no kept values.
+
+    `outputs`: all tensors that the launch writes, also those that `arrays` updates.
+    """
+    awaited, row = program.exchanged(), arrays.integers[Index(IndexRole.SCALARS)][STATE_ROW]
+    apart = {kept: by for kept, by in arrays.replaced.items() if by in awaited}
+    updated = {name: x for name, x in arrays.updated.items() if name not in apart.values()}
+    return dataclasses.replace(
+        arrays,
+        tensors=arrays.tensors | {kept: arrays.updated[by] for kept, by in apart.items()},
+        updated={name: _unwritten_from(x, row) if name in awaited else x for name, x in updated.items()},
+        outputs={name: output for name, output in outputs.items() if name not in updated},
+        replaced={kept: by for kept, by in arrays.replaced.items() if kept not in apart},
+    )
