@@ -113,7 +113,7 @@ def test_a_restored_loader_continues_bit_for_bit(options: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "batches", [7, [np.arange(7), np.arange(5)], iter([np.arange(7), np.arange(5)])], ids=["size", "list", "iterator"]
+    "batches", [7, [np.arange(7), np.arange(5)] * 4, iter([np.arange(7), np.arange(5)] * 4)], ids=["size", "list", "iterator"]
 )
 def test_a_thread_prepares_batches(batches: Any) -> None:
     loader = cavs.data.Loader(GRAPHS, batches, ahead=2)

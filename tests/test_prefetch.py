@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from cavs._feed import thread
 from cavs._feed.thread import prefetch
 
 
@@ -58,15 +59,22 @@ def test_items_are_computed_while_the_consumer_works():
         assert here.wait(10)  # item 1 is computed though nobody asked for it
 
 
-def test_an_item_that_is_there_is_prepared_before_the_one_before_it_is_used():
-    computed, prepared = [], []
-    items = (computed.append(i) or i for i in range(4))
-    with contextlib.closing(prefetch(items, lambda i: prepared.append((i, threading.get_ident())) or i, depth=4)) as it:
-        next(it)
-        wait_until(lambda: len(computed) == 4)
-        for i in (1, 2):
+def test_an_item_is_prepared_before_the_one_before_it_is_used(monkeypatch):
+    monkeypatch.setattr(thread, "PATIENCE", 10)
+    prepared = []
+    with contextlib.closing(prefetch(range(4), lambda i: prepared.append((i, threading.get_ident())) or i)) as it:
+        for i in range(3):
             assert next(it) == i
             assert prepared[-1] == (i + 1, threading.get_ident())
+
+
+def test_an_item_may_depend_on_what_is_done_with_the_one_before():
+    done = threading.Event()
+    items = (i for i in range(2) if i == 0 or done.wait(60))
+    with contextlib.closing(prefetch(items, lambda i: i)) as it:
+        assert next(it) == 0
+        done.set()
+        assert next(it) == 1
 
 
 class Broken(Exception):

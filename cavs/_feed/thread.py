@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+# Seconds to wait for the next item before this one is used. An item may depend on what the caller does with the one before.
+PATIENCE = 0.01
 Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
 Loop = TypeVar("Loop", bound=Generator[Any, None, None])
@@ -18,8 +20,8 @@ Loop = TypeVar("Loop", bound=Generator[Any, None, None])
 def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int = 2) -> Generator[Prepared, None, None]:
     """Yields `prepare(item)` for each item, in order. A background thread computes the items.
 
-    The caller's thread prepares an item before it yields the one before, if the item is there. So it sends a batch to the GPU
-    before it queues the work of the batch before, for which the copy would otherwise wait.
+    The caller's thread prepares an item before it yields the one before, unless the item takes longer than `PATIENCE`. So it
+    sends a batch to the GPU before it queues the work of the batch before, for which the copy would otherwise wait.
 
     The thread starts with the first `next`. It ends after the last item, after the first exception, or when the consumer stops:
     after `break`, if the loop has the only reference to the iterator; otherwise after `.close()`, or at the end of `with
@@ -47,25 +49,31 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
     # Bound here: at the end of the interpreter the iterator is closed after modules were cleared and daemon threads stopped.
     ending, this_thread = sys.is_finalizing, threading.get_ident
 
-    def taken() -> tuple[str, Any]:
-        what, value = ready.get()
+    def prepared(entry: tuple[str, Any]) -> tuple[str, Any]:
+        what, value = entry
         if what != "item":
-            return what, value
+            return entry
         room.put(None)
         try:
             return what, prepare(value)
         except Exception as error:  # raised in its turn
             return "error", error
 
+    def early() -> tuple[str, Any] | None:
+        try:
+            return prepared(ready.get(timeout=PATIENCE))
+        except queue.Empty:
+            return None
+
     later: tuple[str, Any] | None = None
     try:
         while True:
-            what, value = later or taken()
+            what, value = later or prepared(ready.get())
             if what == "end":
                 return
             if what == "error":
                 raise value
-            later = None if ready.empty() else taken()
+            later = early()
             yield value
             if os.getpid() != made_in:
                 raise RuntimeError(
