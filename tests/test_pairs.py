@@ -208,12 +208,14 @@ def evaluated(jaxpr: Any, args: Any, found: list[Any], on: Callable[[Any], bool]
     return [env[x] if is_var(x) else x.val for x in jaxpr.outvars]
 
 
-def operands_on_half(eqn: Any, operands: list[jax.Array]) -> list[jax.Array]:
-    """What the kernel of a launch on half of the chip is given."""
+def operands_on_half(eqn: Any, operands: list[jax.Array]) -> tuple[str, list[jax.Array]]:
+    """What the kernel of a launch on half of the chip is given: how many arrays of each sort, and the arrays."""
     half, found = rules_of(eqn).halve(), []
     closed = jax.make_jaxpr(half.run)(*operands)
     is_call = lambda eqn: eqn.primitive.name == "custom_vmap_call"  # noqa: E731
-    evaluated(closed.jaxpr, [*closed.consts, *operands], found, is_call, lambda eqn, operands: operands)
+    evaluated(
+        closed.jaxpr, [*closed.consts, *operands], found, is_call, lambda eqn, operands: (str(eqn.params["in_tree"]), operands)
+    )
     (given,) = found
     return given
 
@@ -331,7 +333,8 @@ def test_a_half_that_polls_gets_what_a_launch_that_polls_gets(
             both = lambda p: jax.grad(lambda two: sum(map(loss, two)))((p, p))  # noqa: B023, E731
             closed, operands = jax.make_jaxpr(both)(params), []
             evaluated(closed.jaxpr, [*closed.consts, *jax.tree.leaves(params)], operands, rules_of, operands_on_half)
-        found.append([sorted((x.dtype.str, x.shape, x.tobytes()) for x in map(np.asarray, one)) for one in operands])
+        bits = lambda arrays: sorted((x.dtype.str, x.shape, x.tobytes()) for x in map(np.asarray, arrays))  # noqa: E731
+        found.append([(sorts, bits(arrays)) for sorts, arrays in operands])
     assert len(found[0]) == 4 and found[0] == found[1]
 
 
