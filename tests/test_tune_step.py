@@ -15,6 +15,8 @@ from jax.sharding import Mesh
 
 import cavs
 from cavs import cli, vertex_programs as vp
+from cavs._engines.persistent.beside import LaunchRules
+from cavs._jaxpr.ruled import rules_in
 from cavs._run import tune, tune_traced
 from cavs._step.concurrent_jit import Concurrent
 from cavs._step.step import Step
@@ -280,6 +282,24 @@ def test_what_is_timed_has_arguments_of_the_shapes_of_the_step(used: Used, monke
     monkeypatch.setattr(Target, "here", HERE)
     got = COMPILED(LOWER(task, tune_traced.promising(task, H200)[0]))(task.params)
     assert np.isfinite(got["u"]).all() and got["steps"] == 0
+
+
+def test_launches_that_share_the_chip_are_not_timed(used: Used) -> None:
+    """Their layouts are for half of it, and records are of launches that have it alone."""
+    tagger, sched = vp.BiLSTMTagger(9, 128, 16, 128), cavs.schedule(cavs.from_lengths([20] * 4))
+    x = np.ones((sched.shape.vertices, 16), np.float32)
+    params = tagger.init(jax.random.key(0))
+
+    def fun(params: Any, batch: Any) -> Any:
+        sched, back, x = batch
+        return jax.grad(lambda p: tagger.run(p, sched, back, x).sum())(params), 0.0
+
+    step, some = cavs.data.step(fun), (sched, cavs.schedule(cavs.from_lengths([20] * 4).reversed()), x)
+    assert len(list(rules_in(step._program(some).trace(params, some).jaxpr.jaxpr, LaunchRules))) == 0
+    assert not tune_traced.launches_in(step._program(some).trace(params, some).jaxpr.jaxpr)
+    assert tune_traced.launches_in(jax.make_jaxpr(fun)(params, some).jaxpr)
+    step(params, some)
+    assert not step.tuned and not own()
 
 
 def test_a_step_searches_all_layouts(used: Used) -> None:

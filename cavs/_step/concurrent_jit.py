@@ -23,6 +23,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from cavs._engines.persistent.beside import Half
+from cavs._engines.persistent.marks import is_mark
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind
@@ -139,6 +140,7 @@ class _Turns:
     before: jax.Array | None  # the flag of the launches before; `None` if there were none
     halves: Iterator[Half | None]  # for each launch to come, how it runs beside another one; `None` if it runs alone
     first: jax.Array | None = None  # the flag of the first launch of a pair, until the second one has had its turn
+    on_half: list[jax.Array] = dataclasses.field(default_factory=list)  # what launches of pairs returned
 
 
 def _run(
@@ -170,6 +172,9 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Arra
                 outs, turns.before = operands, operands[0][0]
             elif rules_of(eqn) and (half := next(turns.halves)):
                 outs = _on_half(half, operands, turns)
+                turns.on_half += outs
+            elif is_mark(eqn) and any(operands[0] is x for x in turns.on_half):
+                outs = operands  # its layout is not the marked one, and none of those that are measured
             elif eqn.primitive.name in CALLS and is_launch(eqn):
                 with _scope(eqn.params.get("name", "")):
                     outs = _evaluate(*body_of(eqn), operands, turns)

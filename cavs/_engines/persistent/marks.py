@@ -6,7 +6,8 @@ import jax
 
 from cavs._engines.engine import Job
 from cavs._engines.persistent.lower import Recurrence
-from cavs._jaxpr.ruled import Rules, call, pushed
+from cavs._jaxpr.jaxprs import Eqn
+from cavs._jaxpr.ruled import Rules, call, pushed, ruled_p
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,3 +32,8 @@ def marked(flag: jax.Array, job: Job, made: Recurrence) -> jax.Array:
         made=made,
     )
     return call(rules, flag)[0]
+
+
+def is_mark(eqn: Eqn) -> bool:
+    """Returns whether an equation is the mark of a launch."""
+    return eqn.primitive is ruled_p and isinstance(eqn.params["rules"], LaunchMark)
