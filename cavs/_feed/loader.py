@@ -282,8 +282,8 @@ class Loader(Generic[Yielded]):
 
     @property
     def on_device(self) -> int:
-        """The most batches that are on the device at the same time."""
-        return self._steps * (1 + self._ahead)
+        """The most batches that are on the device at the same time: of this dispatch, of the next, and of the one before."""
+        return self._steps * (3 if self._ahead else 1)
 
     def largest(self) -> PyTree:
         """Returns a batch in the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
