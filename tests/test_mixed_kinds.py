@@ -159,8 +159,17 @@ def test_lattices_fit_one_launch() -> None:
 
 
 def test_mixed_kinds_under_compositions() -> None:
-    F, rng = vp.LatticeLSTM(8, 8).vertex_function(), np.random.default_rng(0)
-    params, graphs = vp.LatticeLSTM(8, 8).init(jax.random.key(0)), BATCHES["lattices"]
+    def of(scale: float) -> Any:
+        def fn(p: Any, v: cavs.Vertex) -> None:
+            h = jnp.tanh(scale * v.gather_all(lambda h: h @ p["u"]) + v.pull() @ p["w"])
+            v.scatter(h)
+            v.push(h)
+
+        return fn
+
+    graphs, rng = BATCHES["lattices"], np.random.default_rng(0)
+    F = cavs.VertexFunction({kind: of(k - 2.5) for k, kind in enumerate(graphs.kind_names)}, state=(8,))
+    params = {name: np.float32(rng.normal(size=(8, 8)) / 3) for name in "uw"}
     xs = np.float32(rng.normal(size=(2, graphs.num_vertices, 8)))
 
     def found(kinds: Any, engine: str) -> Any:

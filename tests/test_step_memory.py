@@ -12,7 +12,7 @@ from tests.truth import assert_close
 RNG = np.random.default_rng(0)
 H = 8
 GRAPHS = cavs.from_lengths([9, 5] * 16)
-PROGRAM = cavs.vertex_programs.GRU(hidden=H, inputs=H, dtype=jnp.float64)
+PROGRAM = cavs.vertex_programs.ElmanRNN(H, H, jnp.float64)
 F = PROGRAM.vertex_function()
 
 
