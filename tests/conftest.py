@@ -41,7 +41,7 @@ jax.config.update("jax_enable_x64", True)
 
 # Tracing allocates many objects, and the collector would visit all of JAX each time: 6 % of the tests' time.
 gc.freeze()
-gc.set_threshold(50_000, 20, 20)
+gc.set_threshold(200_000, 20, 20)
 
 
 def pytest_unconfigure() -> None:
