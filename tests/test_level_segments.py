@@ -20,8 +20,8 @@ from tests.truth import assert_close, batch_inputs, divided, jitted, padded, tru
 H = 8
 CHAIN = chain(2000)
 NATIVE = (0, 3, 16)  # seeds of random functions that fit engine `native`, two of them with two kinds
-RNN = vp.ElmanRNN(H, H)
-HERE = "scan" if native_unavailable() else "native"  # the engine of this RNN
+LSTM = vp.LSTM(H, H)
+HERE = "scan" if native_unavailable() else "native"  # the engine of an LSTM
 # Trees, several parents across a cut, kinds, float32 beside float64, edges, pushes that are no states, no inputs.
 CASES = {
     "DAGNN": 1e-12,
@@ -85,8 +85,8 @@ def test_every_vertex_is_in_one_segment_and_its_children_are_there_or_before(nam
 
 
 def test_a_chain_in_segments_takes_a_tenth_of_the_memory() -> None:
-    params = RNN.init(jax.random.key(0))
-    F = RNN.vertex_function()
+    params = LSTM.init(jax.random.key(0))
+    F = LSTM.vertex_function()
 
     def loss(params: Any, x: Any, sched: Any) -> Any:
         return jnp.sum(cavs.run(F, params, sched, x, select=sched.roots, engine="scan") ** 2)
@@ -130,7 +130,7 @@ def collate(sample: Any) -> Any:
 
 
 def plan_of(engine: str | None = None, budget: Any = None, graphs: cavs.Graphs = CHAIN, **how: Any) -> Any:
-    F, params = RNN.vertex_function(), RNN.init(jax.random.key(0))
+    F, params = LSTM.vertex_function(), LSTM.init(jax.random.key(0))
 
     def loss(params: Any, batch: Any) -> Any:
         sched, x = batch

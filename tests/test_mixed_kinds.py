@@ -168,8 +168,8 @@ def test_mixed_kinds_under_compositions() -> None:
         return fn
 
     graphs, rng = BATCHES["lattices"], np.random.default_rng(0)
-    F = cavs.VertexFunction({kind: of(k - 2.5) for k, kind in enumerate(graphs.kind_names)}, state=(8,))
-    params = {name: np.float32(rng.normal(size=(8, 8)) / 3) for name in "uw"}
+    F = cavs.VertexFunction({kind: of((-1) ** k / 2) for k, kind in enumerate(graphs.kind_names)}, state=(8,))
+    params = {name: np.float32(rng.normal(size=(8, 8)) / 4) for name in "uw"}
     xs = np.float32(rng.normal(size=(2, graphs.num_vertices, 8)))
 
     def found(kinds: Any, engine: str) -> Any:
