@@ -162,7 +162,7 @@ def plan_of(F: Any, params: Any, x: Any) -> Any:
 def values(
     F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str | Engine, run: Callable[..., Any] = cavs.run
 ) -> tuple[Any, Any]:
-    """Pushes, and the gradients of a fixed combination of them."""
+    """Pushes, and the gradients of a fixed combination of them: one program, but for kernels in the interpreter."""
     sched = cavs.schedule(graphs, scripts=True)
 
     def loss(params: Any, x: Any) -> Any:
@@ -171,7 +171,8 @@ def values(
         total = sum((y * rng.standard_normal(y.shape).astype(np.float32)).sum() for y in jax.tree.leaves(pushes))
         return total, pushes
 
-    (_, pushes), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+    both = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    (_, pushes), grads = (both if isinstance(engine, Engine) else jax.jit(both))(params, x)
     return pushes, grads
 
 

@@ -11,7 +11,7 @@ from cavs._fit.folder import write_facts
 # Words and labels that must not reach a terminal unescaped.
 TREE = {"children": [[], [], [0, 1]], "inputs": ["a\tb", "\x1b[2J\ud800", None], "labels": ["x\ny", "\u202ez", "x\ny"]}
 LEAF = {"children": [[]], "inputs": ["c"], "labels": ["w"]}
-SMALL = ["--hidden", "4", "--batch", "2"]
+SMALL = ["--program", "tree-fc", "--hidden", "4", "--batch", "2"]
 
 
 def train_run(folder: Path) -> Path:

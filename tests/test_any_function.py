@@ -280,8 +280,11 @@ def test_tasks_add_only_their_own_rows() -> None:
     params, x = params_and_inputs(graphs)
     F = cavs.VertexFunction(reciprocals, state=(H,), optimizations=cavs.Optimizations(lazy=False))
     sched = cavs.schedule(graphs)
-    got = gradients(jax.jit(lambda p, x: cavs.run(F, p, sched, x)), params, x, 300)
-    want = gradients(lambda p, x: cavs.run(F, p, cavs.schedule(graphs, exact=True), x), params, x, 300)
+
+    def of(sched: cavs.Schedule) -> Any:
+        return jax.jit(lambda p, x: gradients(lambda p, x: cavs.run(F, p, sched, x), p, x, 300))(params, x)
+
+    got, want = of(sched), of(cavs.schedule(graphs, exact=True))
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(got))
     assert_close(got, want, 1e-8)
 
@@ -300,6 +303,6 @@ def test_complex_states(graphs: str, segments: int) -> None:
 
     def of(run: Any) -> Any:
         loss = lambda p, x: (jnp.abs(run(p, x)) ** 2).sum()  # noqa: E731
-        return jax.value_and_grad(loss, (0, 1))(params, x)
+        return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x)
 
     assert_close(of(lambda p, x: cavs.run(F, p, sched, x)), of(lambda p, x: cavs.interpret(F, p, batch, x)), 1e-10)

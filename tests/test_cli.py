@@ -61,7 +61,7 @@ def test_predictions_have_the_accuracy_that_training_reported(run, tmp_path):
 def test_ctrl_c_saves_and_resuming_gives_the_result_of_an_uninterrupted_run(tmp_path):
     (tmp_path / "t.txt").write_text("\n".join([TREE, "(1 bad)", "(4 (3 very) (4 (4 good) (2 .)))"] * 8))
     command = [sys.executable, "-m", "cavs.cli", "train"]
-    flags = ["t.txt", "--hidden", "6", "--batch", "2", "--seed", "4"]
+    flags = ["t.txt", "--program", "tree-fc", "--hidden", "6", "--batch", "2", "--seed", "4"]
     environment = os.environ | {"PYTHONPATH": str(DATA.parent.parent), "JAX_PLATFORMS": "cpu"}
 
     def start(*more: str) -> subprocess.Popen:

@@ -59,7 +59,7 @@ def test_gradients_do_not_depend_on_those_before(name: str) -> None:
         x = jnp.asarray(rng.normal(size=(GRAPHS.num_vertices, E)), jnp.float32)
         p = TREE.init(jax.random.key(0)) if name not in ("recompute", "parts") else {"rows": jnp.ones((E, H)) / 3}
         make = FUNCTIONS[name]
-        want = {which: jax.grad(make(), of)(p, x) for which, of in ARGUMENTS.items()}
+        want = {which: jax.jit(jax.grad(make(), of))(p, x) for which, of in ARGUMENTS.items()}
         one = jax.jit(make())
         for fn in (one, lambda p, x: again(one, p, x)):
             for which, of in ARGUMENTS.items():

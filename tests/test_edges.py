@@ -59,7 +59,8 @@ def test_kernels_in_the_interpreter(fn: Any, hidden: int) -> None:
             pushes = cavs.run(function, params, sched, x, edges=edges, engine=engine)
             return loss(pushes, graphs.num_vertices), pushes
 
-        return jax.value_and_grad(f, (0, 1, 2), has_aux=True)(params, x, {"x": edge, "h": h})
+        both = jax.value_and_grad(f, (0, 1, 2), has_aux=True)
+        return (jax.jit(both) if engine == "scan" else both)(params, x, {"x": edge, "h": h})
 
     with jax.default_matmul_precision("highest"):
         assert_near(found(INTERPRETED), found("scan"), 1e-5)

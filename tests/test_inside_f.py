@@ -120,10 +120,14 @@ def test_masks_are_the_same_wherever_they_are_made_again() -> None:
     function, params, _, _ = case("folded")
     graphs = GRAPHS["chain of 500"]
     x = {"x": np.random.default_rng(0).standard_normal((500, E)), "number": np.arange(500)}
-    plain = gradients(jax.jit(lambda p, x: cavs.run(function, p, cavs.schedule(graphs), x)), params, x, 500)
+
+    def of(run: Any) -> Any:
+        return jax.jit(lambda p, x: gradients(run, p, x, 500))(params, x)
+
+    plain = of(lambda p, x: cavs.run(function, p, cavs.schedule(graphs), x))
     # The segments of levels, and jax.checkpoint, evaluate everything once more.
     narrow = cavs.schedule(graphs, segments=4)
-    again = gradients(jax.checkpoint(lambda p, x: cavs.run(function, p, narrow, x)), params, x, 500)
+    again = of(jax.checkpoint(lambda p, x: cavs.run(function, p, narrow, x)))
     assert_close(again, plain, 1e-11)
 
 

@@ -18,7 +18,7 @@ from tests.odd_graphs import joined, random_binary_tree
 from tests.truth import assert_close
 
 H = 8
-PROGRAM = vp.BinaryTreeLSTM(H, H, dtype=jnp.float64)
+PROGRAM = vp.TreeFC(H, jnp.float64)
 F = PROGRAM.vertex_function()
 GRAPHS = joined([random_binary_tree(2 + i % 7, seed=i) for i in range(64)])
 PARAMS = PROGRAM.init(jax.random.key(0))
@@ -63,17 +63,22 @@ def needed(plan):
     return step.lower(PARAMS, plan.batch(GRAPHS)).compile().memory_analysis().temp_size_in_bytes
 
 
-def test_the_fastest_plan_is_the_batch_as_it_is(whole, compiled):
-    assert (whole.parts, whole.segments, whole.time) == (1, 1, 1.0)
+@pytest.fixture(scope="module")
+def known():
+    """The loss and the gradients of the batch, without a plan."""
     sched = cavs.schedule(GRAPHS)
-    got = jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS))
-    assert_close(got, jax.jit(jax.value_and_grad(loss))(PARAMS, (sched, sched.pad(ROWS))), 1e-12)
+    return jax.jit(jax.value_and_grad(loss))(PARAMS, (sched, sched.pad(ROWS)))
+
+
+def test_the_fastest_plan_is_the_batch_as_it_is(whole, known, compiled):
+    assert (whole.parts, whole.segments, whole.time) == (1, 1, 1.0)
+    assert_close(jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS)), known, 1e-12)
     assert planned().parts == 1 and not compiled  # nothing is compiled without a budget
     assert whole.peak == needed(whole)
 
 
 @pytest.mark.parametrize("share", [1, 0.3, "min"])
-def test_every_budget_is_kept_in_at_most_five_compilations(whole, compiled, share):
+def test_every_budget_is_kept_in_at_most_five_compilations(whole, known, compiled, share):
     budget = "min" if share == "min" else int(share * whole.peak)
     plan = planned(budget)
     assert len(compiled) <= MOST_COMPILED and len(set(compiled)) == len(compiled)
@@ -84,8 +89,7 @@ def test_every_budget_is_kept_in_at_most_five_compilations(whole, compiled, shar
     else:
         fewer = planned(parts=plan.parts // 2)
         assert fewer.peak > plan.peak and (budget == "min" or fewer.peak > budget)
-    want = jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS))
-    assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(GRAPHS)), want, 1e-12)
+    assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(GRAPHS)), known, 1e-12)
 
 
 def test_a_step_within_a_small_budget_uses_no_workspace_on_a_gpu(monkeypatch):
@@ -144,13 +148,13 @@ def test_a_budget_below_the_smallest_plan_is_refused_with_its_causes():
 
 
 def test_a_plan_prints_what_was_compiled(whole):
-    text = str(planned(int(0.3 * whole.peak)))
+    text = str(planned(int(0.4 * whole.peak)))
     head = r"64 graphs, 570 vertices, \d+ parts, engine scan: .* KiB of temporary memory, compiled \(budget .*\), 1.\d\d times"
     assert re.match(head, text), text
     assert re.search(r"\n +1 part +\S+ KiB +1.00\n", text), text
 
 
-def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path):
+def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path, known):
     """Here one that refuses parts of one graph."""
 
     def few(params, batch):
@@ -162,7 +166,7 @@ def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path):
         return cavs.memory.plan(few, PARAMS, GRAPHS, collate=collate, **how)
 
     plan = planned(budget="min")
-    assert plan.parts == 32 and planned(budget=plan.peak).parts == 32
+    assert plan.parts == 32
     with pytest.raises(BudgetError, match="expected at least .*, for 32 parts"):
         planned(budget=plan.peak - 1)
     with pytest.raises(EngineError, match="parts are too small"):
@@ -170,8 +174,7 @@ def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = cavs.memory.load(tmp_path / "plan.json", few, PARAMS, GRAPHS, collate=collate)
     assert (loaded.parts, loaded.segments, loaded.engines) == (32, 1, ["scan"]) and loaded.peak == plan.peak
-    whole = jax.grad(loss)(PARAMS, (sched := cavs.schedule(GRAPHS), sched.pad(ROWS)))
-    assert_close(jax.jit(jax.grad(loaded.loss))(PARAMS, loaded.batch(GRAPHS)), whole, 1e-12)
+    assert_close(jax.jit(jax.grad(loaded.loss))(PARAMS, loaded.batch(GRAPHS)), known[1], 1e-12)
 
 
 def test_misuse_says_what_to_write():

@@ -53,6 +53,10 @@ def loss(params: Any, x: Any, sched: cavs.Schedule, engine: str, function: cavs.
     return sum(jnp.sum(jnp.sin(y) * jnp.arange(y.shape[-1])) for y in jax.tree.leaves(pushes))
 
 
+def value_and_gradients(params: Any, x: Any, sched: cavs.Schedule, engine: str, function: cavs.VertexFunction = F) -> Any:
+    return jax.jit(jax.value_and_grad(lambda p, x: loss(p, x, sched, engine, function), (0, 1)))(params, x)
+
+
 def rows(sched: cavs.Schedule) -> np.ndarray:
     return np.random.default_rng(1).standard_normal((int(sched.num_vertices), 3)).astype(np.float32)
 
@@ -83,8 +87,9 @@ def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str, sw
         return call(functools.partial(cavs.run, engine="native"), function, params, sched(batch), inputs)
 
     params, inputs = jax.tree.map(in_float32, (PROGRAMS[name].params, batch_inputs(name, batch)))
-    with switch():
-        grads, pushes = gradients(run, params, inputs, graphs.num_vertices)
+    both = functools.partial(gradients, run, rows=graphs.num_vertices)
+    with switch():  # jax.jit has no effect under jax.disable_jit
+        grads, pushes = jax.jit(both)(params, inputs)
     for got, want in zip(jax.tree.leaves((pushes, grads)), jax.tree.leaves(truth(name, batch)), strict=True):
         if got.dtype != jax.dtypes.float0:
             np.testing.assert_allclose(got, want, rtol=0, atol=5e-6 * max(1, np.abs(want).max()))
@@ -95,14 +100,14 @@ def test_states_are_copied_in_levels_of_many_tiles(step: Any) -> None:
     function = cavs.VertexFunction(copying(step, "by number"), state={"c": (72,), "h": (72,)}, arity=2)
     params = {"w": RNG.standard_normal((3, 72)).astype(np.float32), "u": RNG.standard_normal((72, 72)).astype(np.float32) / 9}
     sched = cavs.schedule(cavs.from_parents([_complete(6)] * 40))
-    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(params, rows(sched), sched, engine, function))
+    assert_same(lambda engine: value_and_gradients(params, rows(sched), sched, engine, function))
 
 
 @pytest.mark.parametrize("name", ["very wide", "of many levels"])
 def test_gradients_are_those_of_engine_scan(name: str) -> None:
     trees = cavs.from_parents([_complete(6)] * 9)
     sched = cavs.schedule(BATCHES["wide"] + trees if name == "of many levels" else BATCHES[name])
-    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(PARAMS, rows(sched), sched, engine))
+    assert_same(lambda engine: value_and_gradients(PARAMS, rows(sched), sched, engine))
 
 
 STRETCHED = {
@@ -127,7 +132,7 @@ def test_axes_of_one_are_repeated(name: str) -> None:
     sched = cavs.schedule(cavs.from_parents([_complete(3), _complete(2)]))
     keys = RNG.standard_normal((int(sched.num_vertices), 5, 6)).astype(np.float32)
     params = PARAMS | {"s": RNG.standard_normal(6).astype(np.float32)}
-    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(params, keys, sched, engine, function))
+    assert_same(lambda engine: value_and_gradients(params, keys, sched, engine, function))
 
 
 def test_vmap_and_second_derivatives_run_on_engine_scan() -> None:
@@ -151,7 +156,7 @@ def test_a_wide_program_runs_on_all_threads() -> None:
     params = program.init(jax.random.key(0))
     sched = cavs.schedule(cavs.from_parents([_complete(6)] * 40))
     fn = program.vertex_function()
-    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(params, rows(sched), sched, engine, fn))
+    assert_same(lambda engine: value_and_gradients(params, rows(sched), sched, engine, fn))
 
 
 def test_threads_add_the_cotangents_of_several_parents() -> None:
@@ -163,7 +168,7 @@ def test_threads_add_the_cotangents_of_several_parents() -> None:
     graph = cavs.Graphs.build([len(children)], [len(c) for c in children], np.concatenate([np.array(c, int) for c in children]))
     sched = cavs.schedule(graph)
     x = rows(sched)
-    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(PARAMS, x, sched, engine))
+    assert_same(lambda engine: value_and_gradients(PARAMS, x, sched, engine))
     first, again = (jax.grad(loss)(PARAMS, x, sched, "native") for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first.values(), again.values(), strict=True))  # every sum has an order
 

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 @INTERPRETER
 def test_tight_weights_in_the_interpreter() -> None:
     """Three tf32 numbers in two words: the same as one in each."""
-    make, graphs = CASES["BinaryTreeLSTM"]
+    make, graphs = CASES["LSTM"]
     F, params = make(48)
-    x = inputs_of("BinaryTreeLSTM", graphs)
+    x = inputs_of("LSTM", graphs)
     found = []
     for tight in (False, True):
 

@@ -10,7 +10,7 @@ from tests.odd_graphs import joined, random_binary_tree
 from tests.truth import assert_close
 
 H = 4
-PROGRAM = cavs.vertex_programs.BinaryTreeLSTM(H, H, dtype=jnp.float64)
+PROGRAM = cavs.vertex_programs.TreeFC(H, jnp.float64)
 F = PROGRAM.vertex_function()
 GRAPHS = joined([random_binary_tree(2 + i % 7, seed=i) for i in range(32)])
 LABELS = np.random.default_rng(0).integers(-1, 4, len(GRAPHS))
@@ -74,7 +74,7 @@ def test_a_loss_that_parts_would_change_is_refused(name):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_rounding_is_no_difference(dtype):
     """Also with shapes in place of parameters, and with parts of one graph."""
-    program = cavs.vertex_programs.BinaryTreeLSTM(H, H, dtype=dtype)
+    program = cavs.vertex_programs.TreeFC(H, dtype)
     shapes = jax.eval_shape(lambda: {"cell": program.init(jax.random.key(0)), "out": jnp.zeros((H, 4), dtype)})
 
     def loss(p, b):

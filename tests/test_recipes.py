@@ -20,11 +20,11 @@ from tests.test_train_memory import numbers, pairs
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "cavs" / "recipes"
 DATA = {
-    "trees": (trees, "t.txt", []),
+    "trees": (trees, "t.txt", ["--program", "tree-fc"]),
     "tagging": (corpus, "t.txt", ["--embedding-size", "4"]),
-    "language_model": (sentences, "t.txt", []),
+    "language_model": (sentences, "t.txt", ["--program", "elman-rnn"]),
     "translation": (pairs, "t.tsv", []),
-    "regression": (numbers, "t.jsonl", []),
+    "regression": (numbers, "t.jsonl", ["--program", "elman-rnn"]),
 }
 
 
@@ -113,7 +113,10 @@ def test_a_model_is_changed_in_one_place(tmp_path):
     out, error = ran(
         *(
             f"{tmp_path} {line}"
-            for line in ("--data t.txt --dev t.txt --hidden 4 --epochs 2 --out run", "evaluate run t.txt --json")
+            for line in (
+                "--data t.txt --dev t.txt --hidden 4 --program tree-fc --epochs 2 --out run",
+                "evaluate run t.txt --json",
+            )
         )
     )
     with np.load(tmp_path / "run" / "best.npz") as arrays:

@@ -15,7 +15,7 @@ import cavs
 from cavs import cli
 from cavs._fit import keeper
 from cavs._fit.folder import locked
-from tests.small_run import SMALL, fails, rewrite, train_run
+from tests.small_run import SMALL, fails, history_of, rewrite, train_run
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,18 @@ def test_types_and_ranges_of_options_are_checked(run, field, capsys):
         for words in (["predict", "run", "t.jsonl"], ["train", "--resume", "run", "--patience", "9"]):
             code, error = fails(capsys, *words)
             assert code == 2 and message in error, error
+
+
+def test_a_run_from_before_an_option_existed_takes_its_default(run, capsys):
+    options = json.loads((run / "model.json").read_text())["options"]
+    rewrite(run / "model.json", options={name: x for name, x in options.items() if name not in ("tune", "patience")})
+    assert cli.main(["predict", "run", "t.jsonl"]) == 0
+    assert cli.main(["train", "--resume", "run", "--epochs", "3"]) == 0
+    assert [record["epoch"] for record in history_of("run")] == [1, 2, 3]
+    for name in ("hidden", "seed"):  # without these nobody knows what was trained
+        rewrite(run / "model.json", options={other: x for other, x in options.items() if other != name})
+        code, error = fails(capsys, "train", "--resume", "run", "--epochs", "4")
+        assert code == 2 and "run/model.json: got {" in error and f" {name}," in error, error
 
 
 @pytest.mark.parametrize(

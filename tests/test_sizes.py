@@ -102,7 +102,7 @@ def test_values_and_gradients_are_those_vertex_by_vertex(name: str, batch: str, 
         return loss(cavs.run(F, params, sched, x, edges=e if name == "edges" else None, engine=engine))
 
     given = jax.tree.map(lambda x: jnp.asarray(x, dtype), random(n, h, graphs))
-    got = jax.value_and_grad(of, (0, 1, 2) if name == "edges" else (0, 1), has_aux=True)(*given)
+    got = jax.jit(jax.value_and_grad(of, (0, 1, 2) if name == "edges" else (0, 1), has_aux=True))(*given)
     want = jax.tree.map(lambda x: jnp.asarray(x, dtype), truth(name, batch, n, h))
     assert_close(got, want, 1e-11 if engine == "scan" else 2e-4)
 

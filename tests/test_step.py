@@ -171,7 +171,9 @@ def test_programs_are_compiled_ahead_and_found_by_the_calls(meshed: bool) -> Non
 
 
 def test_a_step_passes_the_options_of_its_devices_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cavs._step.step.options_of", lambda mesh: {} if mesh is None else {"xla_no_such_option": True})
+    monkeypatch.setattr(
+        "cavs._step.compiled_step.options_of", lambda mesh: {} if mesh is None else {"xla_no_such_option": True}
+    )
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     step = cavs.data.step(lambda state, sched: (state + 1, cavs.data.total(sched.num_vertices)))
     step(jnp.zeros(()), next(iter(cavs.data.Loader(GRAPHS, 3))))

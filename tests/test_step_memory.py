@@ -12,7 +12,7 @@ from tests.truth import assert_close
 RNG = np.random.default_rng(0)
 H = 8
 GRAPHS = cavs.from_lengths([9, 5] * 16)
-PROGRAM = cavs.vertex_programs.GRU(hidden=H, inputs=H, dtype=jnp.float64)
+PROGRAM = cavs.vertex_programs.ElmanRNN(H, H, jnp.float64)
 F = PROGRAM.vertex_function()
 
 
@@ -54,7 +54,7 @@ def stepping(name, memory, fun=momentum):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_within_a_budget_is_the_step(name):
-    """The budget is one for the whole step, as compiled: fewer parts would need more."""
+    """The budget is one for the whole step, as compiled: fewer parts would need more. What was measured is what runs."""
     step, state, batch = stepping(name, "1GiB")
     whole = step.plan(state, batch)
     assert whole.parts == 1
@@ -70,16 +70,9 @@ def test_a_step_within_a_budget_is_the_step(name):
         if memory != "min":
             sizes = {choice.divisor: size for choice, size in plan._batch.sizes.items()}
             assert plan.peak <= memory and all(size > memory for parts, size in sizes.items() if parts < plan.parts)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_step_that_was_measured_is_the_one_that_runs(name):
-    step, state, batch = stepping(name, "1GiB")
-    peak = step.plan(state, batch).peak
-    small, state, batch = stepping(name, int(0.6 * peak))
-    plan = small.plan(state, batch)
-    lowered = small._known[next(iter(small._known))][1].lower(state, plan.batch(batch))
-    assert lowered.compile().memory_analysis().temp_size_in_bytes == plan.peak <= int(0.6 * peak)
+            (_, runs), *others = small._known.values()
+            measured = runs.lower(state, plan.batch(batch)).compile().memory_analysis().temp_size_in_bytes
+            assert not others and measured == plan.peak
 
 
 def test_other_batches_have_their_own_plans():

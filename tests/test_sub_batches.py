@@ -17,7 +17,7 @@ from tests.schedule_checks import schedules
 from tests.truth import assert_close
 
 H = 8
-PROGRAM = vp.BinaryTreeLSTM(H, H)
+PROGRAM = vp.TreeFC(H)
 F = PROGRAM.vertex_function()
 
 

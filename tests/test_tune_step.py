@@ -18,8 +18,8 @@ from cavs import cli, vertex_programs as vp
 from cavs._engines.persistent.beside import LaunchRules
 from cavs._jaxpr.ruled import rules_in
 from cavs._run import tune, tune_traced
+from cavs._step.compiled_step import Step
 from cavs._step.concurrent_jit import Concurrent
-from cavs._step.step import Step
 from cavs.kernels import H200, LaunchConfig, Target, persistent, tuned
 from cavs.recipes._report import Messages
 from tests.odd_graphs import joined, random_binary_tree

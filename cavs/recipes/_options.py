@@ -100,9 +100,12 @@ class RunOptions:
 
     @classmethod
     def from_json(cls: type[T], values: object, where: str = "options") -> T:
-        """Restores and checks what `as_json` returned. Raises a `Mistake` that names the field."""
+        """Restores and checks what `as_json` returned. Raises a `Mistake` that names the field.
+
+        Options of `RESUMABLE` may be missing, as an earlier version may have had fewer: they take their defaults.
+        """
         kinds = kinds_of(cls)
-        if not isinstance(values, dict) or values.keys() != kinds.keys():
+        if not isinstance(values, dict) or not kinds.keys() - {*RESUMABLE} <= values.keys() <= kinds.keys():
             raise Mistake(f"{where}: got {values!r:.60}; expected a dict of the options {', '.join(kinds)}.")
         return cls(**{name: converted(kinds[name], value, f"{where}: {name}") for name, value in values.items()}).checked()
 

@@ -1,0 +1,293 @@
+"""`Step`: a compiled training step. One dispatch runs the batches that a loader yields together, on one device or many."""
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from cavs._feed.batches import Batches
+from cavs._feed.loader import Loader
+from cavs._graphs.counted import counted
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.mesh_types import varying
+from cavs._run.tune import Tuned, tune_tasks
+from cavs._run.tune_traced import launches_in, settle, tasks_of, unable
+from cavs._schedule.schedule import Schedule
+from cavs._step.background import Background
+from cavs._step.concurrent_jit import Concurrent, in_turn
+from cavs._step.donated_state import DonatedState
+from cavs._step.host_memory import keeps_much, return_unused
+from cavs._step.stacks import OneStep, divided, run_filled
+from cavs._step.xla_options import options_of
+from cavs.kernels import Target
+
+UNROLL = 4  # training steps in one CUDA graph
+State = TypeVar("State")
+Metrics = TypeVar("Metrics")  # of one batch; a dispatch returns the same types, with an axis of steps
+
+MSG_VARYING = (
+    "step: {what}: got values that differ between devices; expected the same on all. Let the loss be that of the whole batch: "
+    "write cavs.data.mean(losses) for losses.mean(), before jax.grad, and cavs.data.total(x) for other sums."
+)
+MSG_NO_LAUNCHES = (
+    "Step.tune: got a step without launches of engine 'persistent'; expected one, to time its layouts. cavs.explain(F) tells "
+    "which engine runs, and why."
+)
+MSG_DELETED = (
+    "step: state: got arrays whose memory an earlier step has reused, as a step updates its state in place; expected the state "
+    "that the last step returned. Write state, out = step(state, batches), or @cavs.data.step(donate=False) to keep old states."
+)
+
+
+class Step(Generic[State, Metrics]):
+    """A compiled training step. Created by [`cavs.data.step`][].
+
+    Attributes:
+        compiling: (k, n) while the k-th of n programs is being compiled, else `None`.
+        background: what `compile_ahead` and the first call compile on a thread.
+        tuned: the launches whose layouts were not on record before the first call. `str` of one says what was timed.
+    """
+
+    def __init__(
+        self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None, tune: float = 0
+    ):
+        functools.update_wrapper(self, fun)
+        self._fun, self._unroll, self._donate = checked(fun), unroll, donate
+        self._options = dict(compiler_options or {})
+        self._jitted: dict[Mesh | None, Concurrent] = {}
+        self._donated = DonatedState(donate)
+        self._known: set[Hashable] = set()
+        self.background = Background()
+        self.compiling: tuple[int, int] | None = None
+        self.tuned: list[Tuned] = []
+        self._seconds = tune
+
+    def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
+        key = _key(batches)
+        new = key not in self._known
+        if new:
+            _check(state, batches)
+        here = new and key not in self.background
+        if here:
+            self.compiling = self.compiling or (len(self._known) + 1, len(self._known) + 1)
+        elif new:
+            self.background.wait(key)
+        try:
+            state, program = self._donated.of(state, _mesh(batches)), self._program(batches)
+            if here:
+                found = self._settle(program, state, batches, timed=not self._known)
+                self.tuned = self.tuned if self._known else found
+            state, metrics = program(state, batches)
+        except (RuntimeError, ValueError) as error:
+            if "deleted" not in str(error):
+                raise
+            raise ValueError(MSG_DELETED) from error
+        finally:
+            self.compiling = None if here else self.compiling
+        if new:
+            self._known.add(key)
+            return_unused()
+            self._compile_others(state, batches)
+        self._donated.returned(state, _mesh(batches))
+        if isinstance(batches, Batches) and batches.filled is not None and (n := len(batches)) != batches.count:
+            metrics = jax.tree.map(lambda x: x[:n], metrics)
+        return state, metrics
+
+    def lower(self, state: PyTree, batches: PyTree) -> Any:
+        """Like `lower` of what `jax.jit` returns."""
+        return self._program(batches).lower(state, batches)
+
+    def tune(self, state: State, batches: PyTree, seconds: float = 120) -> list[Tuned]:
+        """Times layouts of the persistent kernels for all launches of the step, and keeps the fastest, as [`cavs.tune`][] does.
+
+        Args:
+            state: the state.
+            batches: batches of the loader. The first one is timed, on random parameters and inputs.
+            seconds: after so long, no other layouts are compiled; at least eight are timed for each launch.
+
+        Returns:
+            The launches. `str` of one is a line, and its method `table` returns all layouts with their times.
+
+        Raises:
+            ValueError: engine `persistent` does not run in this step, or on this device.
+        """
+        if reason := unable(self._target):
+            raise ValueError(f"Step.tune: it times launches of engine 'persistent', but {reason}.")
+        found = tasks_of(launches_in(self._program(batches).trace(state, batches).jaxpr.jaxpr), batches)
+        if not found:
+            raise ValueError(MSG_NO_LAUNCHES)
+        return tune_tasks(found.values(), self._target, seconds)
+
+    def _settle(self, program: Concurrent, state: PyTree, batches: PyTree, timed: bool) -> list[Tuned]:
+        """Puts the layouts of a program's launches on record before it is compiled, if they are not and the user wants it.
+
+        `timed`: whether to time layouts, which may change those of programs that are compiled already.
+        """
+        if not self._seconds or unable(self._target):
+            return []
+        return settle(program.trace(state, batches).jaxpr.jaxpr, batches, self._target, self._seconds if timed else 0)
+
+    def _program(self, batches: PyTree) -> Concurrent:
+        """Returns what compiles and runs the step for the devices of these batches."""
+        mesh = _mesh(batches)
+        if mesh not in self._jitted:
+            options = options_of(mesh) | self._options
+            new = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options)
+            self._jitted.setdefault(mesh, new)  # another thread may have been faster
+        return self._jitted[mesh]
+
+    @functools.cached_property
+    def _target(self) -> Target:  # known at the first call: a decorator must not start JAX
+        return Target.here()
+
+    @property
+    def compilations(self) -> int:
+        """The number of programs that were compiled: one for each shape of batches and number of steps."""
+        return len(self._known)
+
+    def __repr__(self) -> str:
+        now = "" if self.compiling is None else f", compiling ({self.compiling[0]} of {self.compiling[1]})"
+        return f"Step({getattr(self, '__name__', 'function')}, {counted(self.compilations, 'program')}{now})"
+
+    def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
+        if not isinstance(batches, Batches):
+            return self._ordered(self._fun)(state, batches)
+        if batches.filled is not None:
+            assert batches.count is not None
+            return run_filled(self._fun, state, batches.tree, batches.filled, batches.count)
+        many = functools.partial(self._many, stacked=batches.count is not None)
+        if batches.mesh is None:
+            return self._ordered(many)(state, batches.tree)
+
+        def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+            out = many(state, tree)
+            for what, part in zip(("state", "metrics"), out, strict=True):
+                if any(varying(x) for x in jax.tree.leaves(part)):
+                    raise ValueError(MSG_VARYING.format(what=what))
+            return out
+
+        return self._ordered(divided(local, batches))(state, batches.tree)
+
+    def _ordered(self, fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """Orders the launches of engine `persistent` on a GPU, where XLA would run independent kernels at the same time."""
+        return in_turn(fun) if self._target.is_gpu else fun
+
+    def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
+        if stacked:
+            unroll = (UNROLL if self._target.is_gpu else 1) if self._unroll is None else self._unroll
+            return lax.scan(self._fun, state, tree, unroll=unroll)
+        state, metrics = self._fun(state, tree)
+        return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
+
+    def compile_ahead(
+        self, state: PyTree, examples: Sequence[PyTree], others: Mapping[Hashable, Callable[[], Any]] | None = None
+    ) -> None:
+        """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
+
+        No layouts are timed for them, as the GPU may be training. To tune, call the step with one batch before.
+
+        Args:
+            state: the state, or `jax.ShapeDtypeStruct`s.
+            examples: batches of the shapes to come, or `jax.ShapeDtypeStruct`s.
+            others: functions that return what `jax.jit(fun).lower` does, to compile afterwards, by the name for
+                `background.wait`.
+        """
+        like = jax.tree.map(_struct, state)
+        todo = {key: x for x in examples if (key := _key(x)) not in self._known and key not in self.background}
+
+        def settled(batches: PyTree) -> Any:
+            self._settle(self._program(batches), like, batches, timed=False)  # the GPU may be training
+            return self.lower(like, batches)
+
+        lower: dict[Hashable, Callable[[], Any]] = {key: functools.partial(settled, x) for key, x in todo.items()}
+        lower |= others or {}
+
+        def compiling(lower: Callable[[], Any]) -> Callable[[], None]:
+            lowered = lower()
+
+            def compile_it() -> None:
+                lowered.compile()  # a later call finds the code
+                return_unused()
+
+            return compile_it
+
+        work = {key: functools.partial(compiling, one) for key, one in lower.items()}
+        if work:
+            self.background.start(work, self._watch, len(self._known) + len(work))
+
+    def _watch(self, now: tuple[int, int] | None) -> None:
+        self.compiling = now
+
+    def _compile_others(self, state: PyTree, batches: PyTree) -> None:
+        """Compiles in the background what the loader will yield in this epoch, while training goes on."""
+        loader = batches.loader if isinstance(batches, Batches) else None
+        self.compile_ahead(state, [] if loader is None else loader.examples())
+        if self._target.is_cpu and self.compiling:
+            jax.block_until_ready(state)  # the step has allocated its temporaries
+            if keeps_much():  # memory that a compilation allocates would move the arrays of each later step to new addresses
+                self.background.wait_for_all()
+
+
+def checked(fun: Any) -> Any:
+    """Returns `fun`, with a check that it returns metrics, and a state of the structure, shapes and dtypes of the old one."""
+    name = getattr(fun, "__name__", "fun")
+
+    @functools.wraps(fun)
+    def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        out = fun(state, batch)
+        if not isinstance(out, tuple | list) or len(out) != 2:
+            got = counted(len(out), "result") if isinstance(out, tuple | list) else f"a {type(out).__name__}"
+            raise TypeError(f"step: {name}: returned {got}; expected the new state and the metrics. Write return state, loss.")
+        new, metrics = out
+        before, after = jax.tree.structure(state), jax.tree.structure(new)
+        if before != after:
+            raise TypeError(f"step: {name}: returned a state of structure {after}; expected that of the old state, {before}.")
+        for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new), strict=True):
+            was, now = (f"{jnp.result_type(a)}{list(np.shape(a))}" for a in (x, y))
+            # An old state may be a Python number, whose dtype JAX converts.
+            weak = np.shape(x) == np.shape(y) and getattr(x, "weak_type", isinstance(x, int | float))
+            if was != now and not weak:
+                write = f" Write x.astype({jnp.result_type(x).name!r})." if np.shape(x) == np.shape(y) else ""
+                raise TypeError(
+                    f"step: {name}: returned a state whose {jax.tree_util.keystr(path) or 'array'} is {now}; expected {was}, "
+                    f"as in the old state.{write}"
+                )
+        return new, metrics
+
+    return one
+
+
+def _check(state: PyTree, batches: PyTree) -> None:
+    """Raises `TypeError` if the arguments of a step are swapped, or the loader itself."""
+    if isinstance(state, Batches | Schedule):
+        raise TypeError(
+            f"step: state: got a {type(state).__name__}; expected the state. Write state, out = step(state, batches)."
+        )
+    if isinstance(batches, Loader | Graphs):
+        got, loader = type(batches).__name__, "loader" if isinstance(batches, Loader) else "cavs.data.Loader(graphs, 64)"
+        raise TypeError(
+            f"step: batches: got a {got}; expected what a loader yields. Write for batches in {loader}: "
+            "state, out = step(state, batches)."
+        )
+
+
+def _mesh(batches: PyTree) -> Mesh | None:
+    return batches.mesh if isinstance(batches, Batches) else None
+
+
+def _key(batches: PyTree) -> Hashable:
+    leaves, treedef = jax.tree.flatten(batches)
+    return treedef, *((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
+
+
+def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    weak = getattr(x, "weak_type", False)  # keys of jax.random have no such attribute
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=x.sharding if x.committed else None)
