@@ -5,7 +5,7 @@ It computes the heights of vertices, outside the clock, and `reading` is its tim
 scheduled with words and labels, transferred, and run. JAX dispatches asynchronously. The clock stops when the losses of the
 last step have arrived.
 
-On a GPU, a thread schedules and sends, and a dispatch has 16 or 32 training steps. A run is an epoch: while it ends, the thread
+On a GPU, a thread schedules, and a dispatch has 16 or 32 training steps. A run is an epoch: while it ends, the thread
 prepares the first `AHEAD` dispatches of the next one, as in a training loop.
 """
 
@@ -27,7 +27,7 @@ from cavs.kernels import Target
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STEPS, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for batches of at most FEW graphs
-AHEAD = 2  # dispatches that are sent ahead on a GPU
+AHEAD = 2  # dispatches that are prepared ahead on a GPU
 NO_WORD = 1 << 30  # beyond every vocabulary: reads the last row and is never written
 
 

@@ -45,7 +45,7 @@ def attention(p: Any, v: Any) -> None:
 
 
 TREES: list[Graph] = [[[], [], [0, 1], [2]], [[]]]
-DAGS: list[Graph] = [[[], [0], [0, 1]], [[]]]
+DAGS: list[Graph] = [[[], [0], [0, 1], [0, 1, 2]], [[]]]
 CELLS = {"tree": (tree, TREES), "attention": (attention, DAGS)}
 
 

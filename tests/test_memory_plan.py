@@ -166,7 +166,7 @@ def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path, known):
         return cavs.memory.plan(few, PARAMS, GRAPHS, collate=collate, **how)
 
     plan = planned(budget="min")
-    assert plan.parts == 32
+    assert plan.parts == 32 and planned(budget=plan.peak).parts == 32
     with pytest.raises(BudgetError, match="expected at least .*, for 32 parts"):
         planned(budget=plan.peak - 1)
     with pytest.raises(EngineError, match="parts are too small"):

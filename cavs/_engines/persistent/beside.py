@@ -7,7 +7,7 @@ itself, unless two launches have so few thread blocks that those of both are the
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -43,23 +43,21 @@ def run_launches(
     configs: list[LaunchConfig],
     weights: dict[Var, jax.Array],
     arrays: persistent.Arrays,
-    polled: Callable[[persistent.Arrays], persistent.Arrays],
+    ready: Callable[[Sequence[LaunchConfig], persistent.Arrays], persistent.Arrays],
 ) -> persistent.LaunchResults:
     """Runs all levels of a direction as `kernels.persistent.launches` does: one launch as a call with `LaunchRules`.
 
     If there are two, they run alone: the launch for wide levels is worth it because it has the whole chip.
 
-    `polled`: returns what a launch with `LaunchConfig.dataflow` needs in place of `arrays`, if they are of one without. It may
-    not close over tracers.
+    `ready`: returns what launches in some layouts need in place of `arrays`. It may not close over tracers.
     """
     program, reverse = recurrence.program, not recurrence.forward
     if len(configs) > 1:
-        return persistent.launches(program, configs, weights, arrays, reverse)
+        return persistent.launches(program, configs, weights, ready(configs, arrays), reverse)
     variables, bare = list(weights), arrays.without_values()  # rules may not refer to tracers
 
     def launch(config: LaunchConfig, values: list[jax.Array], given: list[list[jax.Array]]) -> persistent.LaunchResults:
-        mine = bare.with_values(given)
-        mine = polled(mine) if config.dataflow and not configs[0].dataflow else mine
+        mine = ready([config], bare.with_values(given))
         return persistent.launches(program, [config], dict(zip(variables, values, strict=True)), mine, reverse)
 
     def rules(flat: Callable[[Callable[..., PyTree]], Flat]) -> LaunchRules:

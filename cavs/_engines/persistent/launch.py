@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from cavs.kernels import (
     PRECISIONS,
     Index,
     IndexRole,
-    LevelProgram,
+    LaunchConfig,
     Output,
     Tensor,
     TensorRole,
@@ -61,25 +61,15 @@ def launch(
     program, states = recurrence.program, given.states
     configs, wide_rows = launch_configs(recurrence, how, sched.shape)
     constants, weights = _constants(recurrence, given.statics)
-    state_row = sched.task_row[0]
-    integers = integers_of(recurrence, rows, sched, state_row, wide_rows if len(configs) > 1 else None, given.row)
+    integers = integers_of(recurrence, rows, sched, sched.task_row[0], wide_rows if len(configs) > 1 else None, given.row)
     tensors = given.tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
-    outputs = _outputs(recurrence, rows)
     leaves = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
-    awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
-    updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in leaves.items()}
-    _add_twins(recurrence, leaves, updated, outputs, lambda twin, x: _begun(x, sched, state_row, twin in awaited))
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
-    flows = awaited if not recurrence.forward else set()
-    # Products that poll for a cut cotangent would take what it replaces for it.
-    replaced = {kept: by for kept, by in recurrence.overwritten.items() if by not in flows}
-    updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
-    fresh = {name: output for name, output in outputs.items() if name not in updated}
-    arrays = persistent.Arrays(tensors, constants, used, updated, fresh, replaced)
-    polled = functools.partial(_polled, program, outputs)
-    out, lost = run_launches(recurrence, how, sched.shape, configs, weights, arrays, polled)
+    arrays = persistent.Arrays(tensors, constants, used, leaves, _outputs(recurrence, rows))
+    ready = functools.partial(_ready, recurrence, sched.shape.pad + sum(sched.shape.leaves))
+    out, lost = run_launches(recurrence, how, sched.shape, configs, weights, arrays, ready)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
     for i, s in enumerate(states):
@@ -116,56 +106,35 @@ def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
     return found
 
 
-def _add_twins(
-    recurrence: Recurrence,
-    leaves: dict[Tensor, jax.Array],
-    updated: dict[Tensor, jax.Array],
-    outputs: dict[Tensor, Output],
-    begun: Callable[[Tensor, jax.Array], jax.Array],
-) -> None:
-    """Adds the twins in half precision of what a launch updates or writes.
+def _ready(
+    recurrence: Recurrence, leaves: int, configs: Sequence[LaunchConfig], arrays: persistent.Arrays
+) -> persistent.Arrays:
+    """Returns the arrays of launches in these layouts, given `arrays` with states of which the first `leaves` rows are known.
 
-    `leaves`: what is updated, before it is `_begun`. `begun`: `_begun` of a twin.
+    Adds the twins in half precision of what a launch updates or writes. Rows that products await are marked as not written.
     """
-    half = PRECISIONS[recurrence.precision]
-    for twin, name in recurrence.program.halves.items():
+    program, half = recurrence.program, PRECISIONS[recurrence.precision]
+    awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
+    row, tensors, outputs = arrays.integers[Index(IndexRole.SCALARS)][STATE_ROW], dict(arrays.tensors), dict(arrays.outputs)
+    updated = {name: _begun(x, leaves, row, name in awaited) for name, x in arrays.updated.items()}
+    for twin, name in program.halves.items():
         if name in outputs:
             outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
         elif name in updated:
-            x = leaves[name]
+            x = arrays.updated[name]
             if x.nbytes > RECOMPUTED_BYTES:
                 x = updated[name] = barrier(updated[name])
-            updated[twin] = begun(twin, (x * half.factor).astype(half.dtype))
+            updated[twin] = _begun((x * half.factor).astype(half.dtype), leaves, row, twin in awaited)
+    flows = awaited if not recurrence.forward else set()
+    # Products that poll for a cut cotangent would take what it replaces for it.
+    replaced = {kept: by for kept, by in recurrence.overwritten.items() if by not in flows}
+    updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
+    outputs = {name: output for name, output in outputs.items() if name not in updated}
+    return dataclasses.replace(arrays, tensors=tensors, updated=updated, outputs=outputs, replaced=replaced)
 
 
-def _begun(x: jax.Array, sched: Schedule, state_row: jax.Array, awaited: bool) -> jax.Array:
-    """Returns states with the leaves' rows filled. The launch writes the rows after them."""
+def _begun(x: jax.Array, leaves: int, row: jax.Array, awaited: bool) -> jax.Array:
+    """Returns states of which the rows of the leaves are there. The launch writes the rows from `row` on."""
     if awaited:
-        return _unwritten_from(x, state_row)
-    there = sched.shape.pad + sum(sched.shape.leaves)
-    return lax.dynamic_update_slice(lax.empty(x.shape, x.dtype), x[:there], (0, 0))
-
-
-def _unwritten_from(x: jax.Array, row: jax.Array) -> jax.Array:
-    """Returns states of which products await the rows from `row` on."""
-    launched = jnp.arange(x.shape[0])[:, None] >= row
-    return jnp.where(launched, persistent.unwritten(x.shape, x.dtype), x)
-
-
-def _polled(program: LevelProgram, outputs: Mapping[Tensor, Output], arrays: persistent.Arrays) -> persistent.Arrays:
-    """Returns the arrays of a launch whose products await what `program` exchanges, given those of one that has barriers.
-
-    Rows that a launch writes are marked as not written, and cut cotangents that are awaited replace no kept values.
-
-    `outputs`: all tensors that the launch writes, also those that `arrays` updates.
-    """
-    awaited, row = program.exchanged(), arrays.integers[Index(IndexRole.SCALARS)][STATE_ROW]
-    apart = {kept: by for kept, by in arrays.replaced.items() if by in awaited}
-    updated = {name: x for name, x in arrays.updated.items() if name not in apart.values()}
-    return dataclasses.replace(
-        arrays,
-        tensors=arrays.tensors | {kept: arrays.updated[by] for kept, by in apart.items()},
-        updated={name: _unwritten_from(x, row) if name in awaited else x for name, x in updated.items()},
-        outputs={name: output for name, output in outputs.items() if name not in updated},
-        replaced={kept: by for kept, by in arrays.replaced.items() if kept not in apart},
-    )
+        return jnp.where(jnp.arange(x.shape[0])[:, None] >= row, persistent.unwritten(x.shape, x.dtype), x)
+    return lax.dynamic_update_slice(lax.empty(x.shape, x.dtype), x[:leaves], (0, 0))
