@@ -32,8 +32,8 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
         RuntimeError: in a process that was forked from the one that began to iterate.
         Exception: an exception of `items` or `prepare`, after all items before it.
 
-    `items`: an iterable, which may be infinite. `prepare`: a function of one item. `depth`: the most items that wait, at least
-    1. Their memory stays allocated.
+    `items`: an iterable, which may be infinite. `prepare`: a function of one item. `depth`: the most items that wait on the
+    thread, at least 1, beside the one that is prepared before it is yielded. Their memory stays allocated.
     """
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
