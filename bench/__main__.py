@@ -1,13 +1,12 @@
 """The commands of the benchmarks.
 
 python -m bench run --suite cavs --quick     times Cavs and its peers; writes results to bench/results/
-python -m bench report                       writes the tables and figures, and the README's table
+python -m bench report                       writes the tables, and the README's table
 python -m bench profile CASE                 prints the kernels of a training step on this GPU, in order
 python -m bench tune                         times layouts of the persistent kernels on this GPU for kernels/tuned/
 python -m bench memory --device gpu          measures suite memory: budgets, parts, Echo's models
 python -m bench convolution                  times convolutions of 3 x 3 and networks of them on this GPU
 python -m bench peers                        lists the installed peers, and how to install the others
-python -m bench lines                        counts the lines of code of each model in each system
 """
 
 import argparse
@@ -22,7 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench import cases, lines, memory, store, suites
+from bench import cases, memory, store, suites
 from bench.remote import PRECISION
 from bench.report import BUSY_CORES, cannot_run
 from bench.runner import BUSY, Bench
@@ -40,7 +39,6 @@ def main() -> None:
         "tune": _tune,
         "profile": _profile,
         "peers": _peers,
-        "lines": _lines,
         "memory": _memory,
         "convolution": _convolution,
     }
@@ -51,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Times Cavs and its peers. Each command has --help.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_run(commands.add_parser("run", help="time a suite"))
-    report = commands.add_parser("report", help="write tables and figures from the results")
+    report = commands.add_parser("report", help="write tables from the results")
     report.add_argument("--results", type=Path, default=store.RESULTS)
     tune = commands.add_parser("tune", help="time layouts of the persistent kernels on this GPU")
     tune.add_argument("--minutes", type=float, default=30.0)
@@ -72,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     layers.add_argument("--results", type=Path, default=store.RESULTS)
     layers.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
     commands.add_parser("peers", help="list the peers and how to install them")
-    commands.add_parser("lines", help="count the lines of code of each model")
     return parser
 
 
@@ -220,14 +217,14 @@ def _line(record: dict) -> str:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from bench import figures, memory_report, report
+    from bench import memory_report, report
 
     path, readme = args.results / "TABLES.md", store.RESULTS.parent.parent / "README.md"
     path.write_text(report.tables(store.latest(args.results)))
     if args.results.resolve() == store.RESULTS:
         readme.write_text(report.with_main_table(readme.read_text(), store.latest()))
-    drawn = [*figures.draw(store.latest(args.results), args.results), *memory_report.write(args.results)]
-    Console().print(f"{path}, and {len(drawn)} other files: {', '.join(p.name for p in drawn)}")
+    memory = memory_report.write(args.results)
+    Console().print(*filter(None, (path, memory)))
 
 
 def _convolution(args: argparse.Namespace) -> None:
@@ -251,15 +248,6 @@ def _peers(args: argparse.Namespace) -> None:
         missing = s.missing()
         here = f"[red]needs {', '.join(missing)}" if missing else "[green]yes"
         table.add_row(name, ", ".join(s.cells), ", ".join(s.devices), here, escape(s.install))
-    Console().print(table)
-
-
-def _lines(args: argparse.Namespace) -> None:
-    counted = lines.count()
-    names = list(dict.fromkeys(n for systems in counted.values() for n in systems))
-    table = Table("model", *names)
-    for model, systems in counted.items():
-        table.add_row(model, *(str(systems.get(n, "-")) for n in names))
     Console().print(table)
 
 

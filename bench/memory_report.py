@@ -1,4 +1,4 @@
-"""The tables of suite `memory`, `MEMORY.md`. `bench.figures` draws its pictures."""
+"""The tables of suite `memory`, `MEMORY.md`."""
 
 import json
 from collections.abc import Sequence
@@ -29,17 +29,14 @@ and its gradients, compared with these compiled alone.
 Record = dict[str, Any]
 
 
-def write(results: Path) -> list[Path]:
-    """Writes the tables and pictures of all devices, and returns the files."""
-    from bench.figures import draw_memory
-
+def write(results: Path) -> Path | None:
+    """Writes the tables of all devices. Returns the file, or None if there are no results."""
     found = {path.stem.removeprefix("memory-"): json.loads(path.read_text()) for path in sorted(results.glob("memory-*.json"))}
     if not found:
-        return []
+        return None
     tables = results / "MEMORY.md"
     tables.write_text("".join([HEAD, *(_of_device(name, data) for name, data in found.items())]))
-    pictures = [p for name, data in found.items() for p in draw_memory(data["records"], results / f"memory-{name}")]
-    return [tables, *pictures]
+    return tables
 
 
 def _of_device(name: str, data: dict[str, Any]) -> str:

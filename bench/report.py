@@ -62,12 +62,6 @@ def tables(found: Records) -> str:
                 slow = [n for n in names_of(fresh) if any(r["systems"].get(n, {}).get("first", 0) > 0.5 for r in fresh)]
                 firsts = _by_system(fresh, "{}: first step, all batches once, compilations", _compilation, slow)
                 out.append(f"{title}compilation, once\n\n{firsts}")
-    if found:
-        newest = max((r for records in found.values() for r in records), key=lambda r: (r["date"], r["started"]))
-        counted = newest["environment"]["lines"]
-        names = list(dict.fromkeys(n for systems in counted.values() for n in systems))
-        rows = [(model, *(str(systems.get(n, "-")) for n in names)) for model, systems in counted.items()]
-        out.append("\n## Lines of code for a model (Cavs 5.3)\n\n" + table(("model", *names), rows))
     return "".join(out)
 
 

@@ -47,8 +47,6 @@ def environment(
     device: str, threads: int, versions: dict[str, dict[str, str]], commit: str | None = None, precision: str | None = None
 ) -> dict[str, Any]:
     """Returns what a reader needs to judge or repeat the results. Pass `commit` if this is not a git checkout."""
-    from bench.lines import count
-
     return {
         "commit": commit or _git("rev-parse", "HEAD"),
         "changed": bool(_git("status", "--porcelain", "--", "cavs", "vertex_programs", "kernels", "bench/*.py")),
@@ -60,7 +58,6 @@ def environment(
         "clock": CLOCK,
         "compilation_cache": bool(os.environ.get("JAX_COMPILATION_CACHE_DIR")),
         "versions": versions,
-        "lines": count(),
     }
 
 

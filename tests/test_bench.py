@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from bench import __main__ as command, cases, figures, lines, machine, remote, report, runner, store, suites
+from bench import __main__ as command, cases, machine, remote, report, runner, store, suites
 from bench.remote import Remote
 from bench.runner import Bench
 from bench.systems import SYSTEMS
@@ -255,14 +255,3 @@ def test_rates_of_products_that_differ_are_told():
     record = {"suite": "cavs", "case": report.MAIN["cpu"][0], "date": "2020-01-01", "systems": systems}
     text = report.main_table({"cpu-x": [record]})
     assert "CPU: `cpu-x`, 2020-01-01; rate of large products in TFLOP/s: JAX 0.51, PyTorch 0.225, 2.3x apart." in text
-
-
-def test_figures_are_drawn(results):
-    drawn = figures.draw(store.latest(results), results)
-    assert all(p.stat().st_size > 1000 for p in drawn) and {p.name for p in drawn} >= {"ablation.svg"}
-
-
-def test_lines_of_code_are_counted():
-    counted = lines.count()
-    assert counted["Tree-FC"]["cavs"] < counted["Tree-FC"]["dynet"]
-    assert all(n > 0 for systems in counted.values() for n in systems.values())
