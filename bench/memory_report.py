@@ -21,6 +21,9 @@ PLANS = """
 Four budgets of `cavs.memory.plan`, from the whole batch to the smallest plan, and for arrays two of `cavs.memory.recompute`.
 "Fit" counts those that the step keeps, compiled again here. "Refused": half of the smallest plan raises a `BudgetError`.
 """
+STEPS = """
+A capped allocator holds the budget, arguments and results, and 192 MiB for libraries.
+"""
 ECHO = """
 "Smaller" and "time" compare whole steps with `jax.grad`. Estimates, which order the plans that are compiled, are of the loss
 and its gradients, compared with these compiled alone.
@@ -97,6 +100,13 @@ def _echo(r: Record, records: list[Record]) -> list[str]:
     return [r["case"], r["variant"], *sizes, smaller, f"{r['ms']:.4g}", time, guess] if "temp" in r else []
 
 
+def _steps(r: Record, _: Any) -> list[str]:
+    values = (r.get(k) for k in ("budget", "temp", "arrays", "peak", "cap"))
+    sizes = (text_of(value) if isinstance(value, int) else str(value or "–") for value in values)
+    rate = f"{1e3 * r['samples'] / r['ms']:.0f}" if "samples" in r else "–"
+    return [r["case"], r["variant"], str(r.get("samples", "–")), *sizes, str(r.get("parts", "–")), f"{r['ms']:.4g}", rate]
+
+
 def _failed(records: list[Record]) -> str:
     lines = []
     for r in (r for r in records if "error" in r):
@@ -120,7 +130,7 @@ PARTS: dict[str, Any] = {
         "",
     ),
     "plans": (
-        "Twelve other programs under budgets: graphs and arrays",
+        "Other programs under budgets: graphs and arrays",
         "program,samples,whole,smallest,share,with recompute,fit,compilations,refused".split(","),
         _plans,
         PLANS,
@@ -130,5 +140,11 @@ PARTS: dict[str, Any] = {
         "model,variant,temporary,whole step,allocator's peak,smaller,ms,time,estimated / compiled".split(","),
         _echo,
         ECHO,
+    ),
+    "steps": (
+        "Whole training steps: capped allocators, and large batches of images",
+        "model,variant,samples,budget,temporary,arrays,allocator's peak,cap,parts,ms,samples a second".split(","),
+        _steps,
+        STEPS,
     ),
 }

@@ -1,4 +1,4 @@
-"""Networks of images, in float32 and plain JAX: ResNet, VGG-16, FCN, DenseNet-161 and YOLO-v3's Darknet-53.
+"""Networks of images, in float32 and plain JAX: ResNet, VGG-16, DenseNet-161 and YOLO-v3's Darknet-53.
 
 ```python
 network = resnet(50)
@@ -27,10 +27,10 @@ def identity(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
-def direct(x: Array, w: Array, stride: int = 1, precision: Any = None) -> Array:
+def conv(x: Array, w: Array, stride: int | tuple[int, int] = 1, precision: Any = None) -> Array:
     """XLA's convolution."""
-    dims = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=dims, precision=precision)
+    strides, dims = (stride, stride) if isinstance(stride, int) else stride, ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=dims, precision=precision)
 
 
 class Ops(NamedTuple):
@@ -57,12 +57,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A chain of blocks. `side`: pixels of the images; `labels`: the shape of an image's labels; `classes`: their number."""
+    """A chain of blocks. `side`: pixels of the images; `classes`: the number of labels."""
 
     name: str
     blocks: tuple[Block, ...]
     side: int = 224
-    labels: tuple[int, ...] = ()
     classes: int = 1000
     norm: str = "batch"  # or "group": eight groups of channels, so that an image does not depend on others
 
@@ -74,7 +73,7 @@ class Network:
     def batch(self, key: Array, count: int) -> tuple[Array, Array]:
         """Draws images and labels."""
         images = jax.random.normal(key, (count, self.side, self.side, 3))
-        return images, jax.random.randint(key, (count, *self.labels), 0, self.classes)
+        return images, jax.random.randint(key, (count,), 0, self.classes)
 
     def loss(self, params: Sequence[Any], images: Array, labels: Array, conv3: Conv | None = None, **how: Any) -> Array:
         """Returns the mean of `losses`."""
@@ -88,32 +87,23 @@ class Network:
         conv3: Conv | None = None,
         precision: Any = None,
         remat: Remat = identity,
-        segments: int = 0,
     ) -> Array:
-        """Returns the cross entropy of each label.
+        """Returns the cross entropy of each image.
 
         Args:
             params: as `init` returns them.
             images: (batch, side, side, 3).
-            labels: (batch, *self.labels).
+            labels: (batch,).
             conv3: runs convolutions of 3 x 3 with stride 1 and padding "SAME"; XLA by default.
             precision: of the other convolutions and products.
             remat: wraps each block, for example `jax.checkpoint`.
-            segments: instead, the number of stretches of blocks that `remat` wraps.
         """
-        conv = partial(direct, precision=precision)
-        ops = Ops(conv3 or conv, conv, _batch_norm if self.norm == "batch" else _group_norm, precision)
-        size = math.ceil(len(self.blocks) / segments) if segments else 1
+        other = partial(conv, precision=precision)
+        ops = Ops(conv3 or other, other, _batch_norm if self.norm == "batch" else _group_norm, precision)
         x = images
-        for start in range(0, len(self.blocks), size):
-            x = remat(partial(_run, self.blocks[start : start + size], ops))(params[start : start + size], x)
-        return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[..., None], -1)[..., 0]
-
-
-def _run(blocks: Sequence[Block], ops: Ops, params: Sequence[Any], x: Array) -> Array:
-    for block, p in zip(blocks, params, strict=True):
-        x = block.apply(p, x, ops)
-    return x
+        for block, p in zip(self.blocks, params, strict=True):
+            x = remat(lambda p, x, apply=block.apply: apply(p, x, ops))(p, x)
+        return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], -1)[:, 0]
 
 
 def _init(shapes: dict[str, tuple[int, ...]], key: Array) -> dict[str, Any]:
@@ -126,21 +116,26 @@ def _init(shapes: dict[str, tuple[int, ...]], key: Array) -> dict[str, Any]:
     return found
 
 
-def _scaled(x: Array, axes: tuple[int, ...]) -> Array:
+def scaled(x: Array, axes: tuple[int, ...]) -> Array:
+    """Returns values of mean 0 and variance 1 over these axes."""
     mean = x.mean(axes, keepdims=True)
     return (x - mean) * lax.rsqrt(((x - mean) ** 2).mean(axes, keepdims=True) + 1e-5)
 
 
+def group_scaled(x: Array, groups: int) -> Array:
+    """Does the same over all pixels and each of these groups of channels."""
+    return scaled(x.reshape(*x.shape[:3], groups, -1), (1, 2, 4)).reshape(x.shape)
+
+
 def _batch_norm(x: Array, p: Any) -> Array:
-    return _scaled(x, (0, 1, 2)) * p[0] + p[1]
+    return scaled(x, (0, 1, 2)) * p[0] + p[1]
 
 
 def _group_norm(x: Array, p: Any) -> Array:
-    groups = x.reshape(*x.shape[:3], 8, -1)
-    return _scaled(groups, (1, 2, 4)).reshape(x.shape) * p[0] + p[1]
+    return group_scaled(x, 8) * p[0] + p[1]
 
 
-def _pool(x: Array, size: int, stride: int, padding: str = "SAME") -> Array:
+def pool(x: Array, size: int, stride: int, padding: str = "SAME") -> Array:
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, size, size, 1), (1, stride, stride, 1), padding)
 
 
@@ -155,11 +150,8 @@ def _head(channels: int, classes: int) -> Block:
 
 
 def resnet(depth: int, classes: int = 1000) -> Network:
-    """ResNet-18, 34, 50, 101, 152 and 200; others have as many bottleneck blocks, most of them in the third stage."""
-    known = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
-    blocks = (depth - 2) // 3
-    counts = known.get(depth) or (3, max(4, blocks // 6), blocks - 6 - max(4, blocks // 6), 3)
-    bottleneck = depth not in (18, 34)
+    """ResNet-18, 50 and 152."""
+    counts, bottleneck = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}[depth], depth > 18
     found, channels = [Block({"w": (7, 7, 3, 64), "norm": (64,)}, _resnet_stem)], 64
     for stage, count in enumerate(counts):
         width = 64 << stage
@@ -170,7 +162,7 @@ def resnet(depth: int, classes: int = 1000) -> Network:
 
 
 def _resnet_stem(p: Any, x: Array, ops: Ops) -> Array:
-    return _pool(jax.nn.relu(ops.norm(ops(x, p["w"], 2), p["norm"])), 3, 2)
+    return pool(jax.nn.relu(ops.norm(ops(x, p["w"], 2), p["norm"])), 3, 2)
 
 
 def _residual(channels: int, width: int, stride: int, bottleneck: bool) -> Block:
@@ -192,7 +184,7 @@ def _residual(channels: int, width: int, stride: int, bottleneck: bool) -> Block
     return Block(shapes, apply)
 
 
-# --- VGG (Simonyan and Zisserman, 2015) and the fully convolutional network on it (Long et al., 2015).
+# --- VGG (Simonyan and Zisserman, 2015).
 
 
 def _vgg_convolutions() -> Iterator[Block]:
@@ -205,7 +197,7 @@ def _vgg_convolutions() -> Iterator[Block]:
 
 def _convolved(p: Any, x: Array, ops: Ops, pooled: bool = False) -> Array:
     x = jax.nn.relu(ops(x, p["w"]) + p["b"])
-    return _pool(x, 2, 2, "VALID") if pooled else x
+    return pool(x, 2, 2, "VALID") if pooled else x
 
 
 def _dense(p: Any, x: Array, ops: Ops, last: bool = False) -> Array:
@@ -218,18 +210,6 @@ def vgg16(classes: int = 1000) -> Network:
     dense = (Block({"w": (n, m), "b": (m,)}, _dense) for n, m in ((7 * 7 * 512, 4096), (4096, 4096)))
     last = Block({"w": (4096, classes), "b": (classes,)}, partial(_dense, last=True))
     return Network("VGG-16", (*_vgg_convolutions(), *dense, last), classes=classes)
-
-
-def fcn(classes: int = 21) -> Network:
-    """FCN-32s: a class for each pixel, without dropout, and with 32 x 32 equal pixels in place of interpolation."""
-    dense = (Block({"w": (k, k, n, 4096), "b": (4096,)}, _convolved) for k, n in ((7, 512), (1, 4096)))
-
-    def upscaled(p: Any, x: Array, ops: Ops) -> Array:
-        x = ops(x, p["w"]) + p["b"]
-        return jnp.repeat(jnp.repeat(x, 32, 1), 32, 2)
-
-    last = Block({"w": (1, 1, 4096, classes), "b": (classes,)}, upscaled)
-    return Network("FCN", (*_vgg_convolutions(), *dense, last), labels=(224, 224), classes=classes)
 
 
 # --- DenseNet-161 (Huang et al., 2017).
@@ -285,10 +265,10 @@ def _darknet_block(p: Any, x: Array, ops: Ops) -> Array:
 
 def with_images(network: Network, side: int, norm: str = "batch") -> Network:
     """Returns a network for images of another size, not VGG-16, and with another normalisation."""
-    return replace(network, side=side, labels=(side,) * len(network.labels), norm=norm)
+    return replace(network, side=side, norm=norm)
 
 
 NETWORKS: dict[str, Callable[[], Network]] = {
-    "resnet50": partial(resnet, 50), "resnet152": partial(resnet, 152), "vgg16": vgg16, "fcn": fcn,
-    "densenet161": densenet161, "darknet53": darknet53,
+    "resnet50": partial(resnet, 50), "resnet152": partial(resnet, 152), "vgg16": vgg16, "densenet161": densenet161,
+    "darknet53": darknet53,
 }  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 
 import cavs
 from bench import graphs
-from bench.echo_cases import speech_init, speech_loss
+from bench.models import speech_init, speech_loss
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
 from cavs._jaxpr import late_zeros

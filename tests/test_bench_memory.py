@@ -6,31 +6,37 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench import budgets, echo, echo_cases, memory, memory_report, plans, store, time_to_loss
+from bench import memory, memory_report, memory_steps, models, store
 
 TINY = memory.Size(graphs=8, hidden=8, points=2, steps=1, quarters=(16,), echo="small", samples=8)
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A program under three budgets, a quarter, and a measurement that fails."""
+    """A program under two budgets, a quarter, a program over arrays, whole steps, and a measurement that fails."""
     folder = tmp_path_factory.mktemp("results")
     wanted = memory.tasks("cpu", TINY, ("budgets", "quarter"), ("tree_fc",))
-    wanted = [task for task in wanted if task[1]["engine"] == "scan"]
+    wanted = [task for task in wanted if task["engine"] == "scan"]
     wanted += memory.tasks("cpu", TINY, ("plans",), ("mlp",))
-    wanted.append(("budgets", wanted[0][1] | {"engine": "none such"}))
+    step = {"part": "steps", "case": "mixer", "samples": 16, "hidden": 16, "steps": 1}
+    wanted += [
+        step | {"variant": v, "capped": "400KiB" in v} for v in ("jax.grad", "jax.checkpoint", "parts 400KiB", "recompute min")
+    ]
+    wanted.append(wanted[0] | {"engine": "none such"})
     return folder, memory.run("cpu", wanted, folder, tell=lambda text: None)
 
 
 def test_the_suite_has_every_program_engine_and_model():
     wanted = memory.tasks("gpu", memory.SIZES["gpu", False])
-    assert len([t for t in wanted if t[0] == "budgets"]) == 2 * len(memory.PROGRAMS)
-    assert [t[1]["program"] for t in wanted if t[0] == "plans"] == [*memory.PLANS]
-    assert {*memory.PLANS} == {*plans.ARRAYS} | {*list(budgets.PROGRAMS)[-4:]}
-    assert {(t[1]["case"], t[1]["variant"]) for t in wanted if t[0] == "echo"} == {
-        *((case, variant) for case in echo_cases.CASES for variant in echo.VARIANTS),
+    assert len([t for t in wanted if t["part"] == "budgets"]) == 2 * len(memory.PROGRAMS)
+    assert [t["program"] for t in wanted if t["part"] == "plans"] == [*memory.PLANS]
+    assert {*memory.PLANS} == {*models.ARRAYS} | {*list(memory_steps.PROGRAMS)[-4:]}
+    assert {(t["case"], t["variant"]) for t in wanted if t["part"] == "echo"} == {
+        *((case, variant) for case in models.CASES for variant in memory.VARIANTS),
         *(("nmt", variant) for variant in memory.TORCH),
     }
+    keys = [memory.key(task) for task in wanted]
+    assert len(set(keys)) == len(keys) and sum(t.get("capped", False) for t in wanted) == 6
 
 
 def test_budgets_are_kept_and_change_no_gradient(measured):
@@ -49,10 +55,17 @@ def test_a_quarter_of_the_memory_in_parts(measured):
 
 
 def test_other_programs_keep_their_budgets(measured):
-    _, (_, _, arrays, _) = measured
+    _, (_, _, arrays, *_) = measured
     assert len(arrays["points"]) == 6 and arrays["refused"]
     assert all(p["temp"] <= p["budget"] and 1 <= p["compilations"] <= 5 for p in arrays["points"])
     assert arrays["points"][0]["parts"] == 1 < arrays["points"][3]["parts"]
+
+
+def test_a_step_is_compiled_in_one_process_and_runs_in_another(measured):
+    _, (*_, plain, by_hand, parts, least, _) = measured
+    assert least["temp"] <= plain["temp"] and parts["temp"] <= parts["budget"] < plain["temp"] and parts["parts"] > 1
+    assert all(r["loss"] > 0 and r["ms"] > 0 and r["total"] == r["temp"] + r["arrays"] for r in (plain, by_hand, parts, least))
+    assert plain["loss"] == pytest.approx(least["loss"], rel=1e-5) == pytest.approx(by_hand["loss"], rel=1e-5)
 
 
 def test_tables_follow_from_the_results(measured):
@@ -61,33 +74,34 @@ def test_tables_follow_from_the_results(measured):
     written = memory_report.write(folder)
     assert written is not None
     text = written.read_text()
-    assert "| tree_fc | scan | 8 x h8 |" in text and "| mlp | 8 x h8 |" in text and "- tree_fc none such: " in text
+    assert (
+        "| tree_fc | scan | 8 x h8 |" in text
+        and "| mlp | 8 x h8 |" in text
+        and "| mixer | parts 400KiB | 16 |" in text
+        and "- tree_fc none such: " in text
+    )
     memory_report.write(folder)
     assert written.read_text() == text
 
 
-def test_a_model_with_and_without_recompute(monkeypatch):
+def test_a_model_of_echo_with_and_without_recompute(tmp_path, monkeypatch):
     small = {"hidden": 8, "batch": 2, "length": 6, "words": (20, 16)}
-    monkeypatch.setitem(echo_cases.CASES, "nmt", dataclasses.replace(echo_cases.CASES["nmt"], small=small))
-    found = {}
-    for variant in ("jax.grad", "recompute min"):
-        measurement = echo.echo("nmt", "small", variant, 1)
+    monkeypatch.setitem(models.CASES, "nmt", dataclasses.replace(models.CASES["nmt"], small=small))
+    task = {"part": "echo", "case": "nmt", "size": "small", "steps": 1, "capped": False}
+    plain, ours = (record_of(memory_steps.compiling(task | {"variant": v}, tmp_path)) for v in ("jax.grad", "recompute hand"))
+    assert ours["temp"] < plain["temp"] and ours["predicted"] > 0
+
+
+def record_of(measurement):
+    next(measurement)
+    with pytest.raises(StopIteration) as done:
         next(measurement)
-        with pytest.raises(StopIteration) as done:
-            next(measurement)
-        found[variant] = done.value.value
-    assert found["jax.grad"]["loss"] == pytest.approx(found["recompute min"]["loss"], rel=1e-5)
-    assert found["recompute min"]["temp"] < found["jax.grad"]["temp"]
-
-
-def test_translation_is_learned_within_its_memory():
-    plain, ours = (time_to_loss.trained(way, time_to_loss.SMALL, 60) for way in time_to_loss.WAYS)
-    assert max(plain["loss"], ours["loss"]) <= 2 and ours["batch"] == 2 * plain["batch"] and ours["bytes"] < plain["bytes"]
+    return done.value.value
 
 
 def test_models_do_not_read_what_follows_a_sequence():
     def drawn(name, **small):
-        found = echo_cases.CASES[name]
+        found = models.CASES[name]
         compiled = jax.jit(found.loss)
         return lambda *args: float(compiled(*args)), *found.init(jax.random.key(0), **found.small | small)
 
@@ -114,18 +128,19 @@ def test_models_do_not_read_what_follows_a_sequence():
 def test_the_model_in_pytorch_has_the_same_loss(variant, monkeypatch):
     torch_nmt = pytest.importorskip("bench.peers.torch_nmt", reason="PyTorch is not installed")
     small = {"hidden": 8, "batch": 2, "length": 6, "words": (20, 16)}
-    monkeypatch.setitem(echo_cases.CASES, "nmt", dataclasses.replace(echo_cases.CASES["nmt"], small=small))
-    losses = []
-    for measurement in (echo.echo("nmt", "small", "jax.grad", 1), torch_nmt.echo("nmt", "small", variant, 1)):
-        next(measurement)
-        with pytest.raises(StopIteration) as done:
-            next(measurement)
-        losses.append(done.value.value["loss"])  # after four steps: the gradients are equal, too
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    monkeypatch.setitem(models.CASES, "nmt", dataclasses.replace(models.CASES["nmt"], small=small))
+    made = memory_steps.model("nmt", "small")
+    params, step = made.params, jax.jit(jax.value_and_grad(made.plain))
+    for _ in range(4):  # the gradients are equal, too
+        ours, grads = step(params, made.batch)
+        params = jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads)
+    assert float(ours) == pytest.approx(record_of(torch_nmt.echo("nmt", "small", variant, 1))["loss"], rel=1e-5)
 
 
 def test_committed_tables_are_those_of_the_committed_results(tmp_path):
     for path in store.RESULTS.glob("memory-*.json"):
         (tmp_path / path.name).write_text(path.read_text())
     written = memory_report.write(tmp_path)
-    assert written is not None and (store.RESULTS / "MEMORY.md").read_text() == written.read_text(), "run: python -m bench report"
+    assert written is not None and (store.RESULTS / "MEMORY.md").read_text() == written.read_text(), (
+        "run: python -m bench report"
+    )

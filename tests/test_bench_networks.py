@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from bench import networks
-from bench.budget_runs import tasks
 from cavs.memory import plan
 
 # Millions of parameters, as published: torchvision's, without the biases that a normalisation follows.
-MILLIONS = {"resnet50": 25.56, "resnet152": 60.19, "vgg16": 138.36, "densenet161": 28.68, "darknet53": 41.61, "fcn": 134.35}
-CONVOLUTIONS = {"resnet50": 13, "resnet152": 47, "vgg16": 13, "densenet161": 78, "darknet53": 24, "fcn": 13}
+MILLIONS = {"resnet50": 25.56, "resnet152": 60.19, "vgg16": 138.36, "densenet161": 28.68, "darknet53": 41.61}
+CONVOLUTIONS = {"resnet50": 13, "resnet152": 47, "vgg16": 13, "densenet161": 78, "darknet53": 24}
 
 
 @pytest.mark.parametrize("name", MILLIONS)
@@ -24,7 +23,7 @@ def test_sizes_are_those_that_were_published(name):
 
     def conv3(x, w):
         seen.append(w.shape)
-        return networks.direct(x, w)
+        return networks.conv(x, w)
 
     batch = jax.eval_shape(lambda key: network.batch(key, 2), jax.random.key(0))
     value = jax.eval_shape(lambda params, batch: network.loss(params, *batch, conv3=conv3), params, batch)
@@ -36,7 +35,7 @@ def test_checkpoints_do_not_change_the_loss():
     params, batch = network.init(jax.random.key(0)), network.batch(jax.random.key(1), 4)
     value, again = (
         jax.jit(lambda params, batch, how=how: network.loss(params, *batch, **how))(params, batch)
-        for how in ({}, {"remat": jax.checkpoint, "segments": 4})
+        for how in ({}, {"remat": jax.checkpoint})
     )
     np.testing.assert_allclose(again, value, rtol=1e-4)
 
@@ -49,8 +48,3 @@ def test_parts_of_a_batch_with_group_norm():
     params, batch = network.init(jax.random.key(0)), network.batch(jax.random.key(1), 8)
     found = plan(lambda params, batch: cavs.data.mean(network.losses(params, *batch)), params, batch, parts=4)
     np.testing.assert_allclose(found.loss(params, found.batch(batch)), network.loss(params, *batch), rtol=1e-4)
-
-
-def test_runs_have_names_of_their_own():
-    names = [(t["part"], t["model"], t["variant"], t.get("samples")) for t in tasks(False)]
-    assert len(set(names)) == len(names) and sum(part == "capped" for part, *_ in names) == 10

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-import bench.echo_cases as echo_cases
-from bench import plans
+from bench import models
 from cavs._jaxpr.equal_jaxprs import equal_jaxprs
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.minimum_cut import minimum_cut
@@ -32,7 +31,7 @@ SMALL = {
 
 
 def case(name: str, dtype: Any = np.float64) -> tuple[Any, Any, Any]:
-    found = echo_cases.CASES[name]
+    found = models.CASES[name]
     params, batch = found.init(jax.random.key(0), **SMALL[name])
     params, batch = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, (params, batch))
     return found.loss, params, batch
@@ -50,9 +49,9 @@ def test_gradients_are_those_of_the_function(name):
 
 
 def test_the_attention_of_a_decoder_is_computed_again():
-    loss = echo_cases.nmt_loss
+    loss = models.nmt_loss
     sizes = SMALL["nmt"] | {"length": 40, "hidden": 32}
-    params, batch = jax.eval_shape(partial(echo_cases.nmt_init, **sizes), jax.random.key(0))
+    params, batch = jax.eval_shape(partial(models.nmt_init, **sizes), jax.random.key(0))
     plain, ours, least = (temp(jax.grad(f), params, batch) for f in (loss, recompute(loss), recompute(loss, "min")))
     assert plain > 3 * ours and least < ours
     plan = recompute(loss).plan(params, batch)
@@ -62,7 +61,7 @@ def test_the_attention_of_a_decoder_is_computed_again():
 
 
 def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch):
-    found = echo_cases.CASES["nmt"]
+    found = models.CASES["nmt"]
     sizes = SMALL["nmt"] | {"hidden": 64, "length": 24}
     params, batch = jax.eval_shape(partial(found.init, **sizes), jax.random.key(0))
     whole, floor = recompute(found.loss).verify(params, batch).compiled, recompute(found.loss, "min").plan(params, batch).peak
@@ -82,7 +81,7 @@ def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch)
 
 def test_every_budget_above_the_floor_is_kept():
     """Plans that are tried for one budget do not change which one is the smallest."""
-    loss, params, batch, _ = plans.resnet_with_group_norm(4, 8)
+    loss, params, batch, _ = models.resnet_with_group_norm(4, 8)
     params, batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
     free, floor = (recompute(loss, budget).plan(params, batch).peak for budget in (None, "min"))
     for budget in map(int, np.ceil(np.geomspace(free, floor, 6)[1:])):
@@ -204,7 +203,7 @@ def test_what_is_compiled_is_the_derivative():
 
 def test_the_smallest_plan_needs_no_more_than_the_plan_without_a_budget():
     """Products that run again may need more memory than they save."""
-    loss, params, batch, _ = plans.mixer(4, 16)
+    loss, params, batch, _ = models.mixer(4, 16)
     least, free = (recompute(loss, budget).plan(params, batch).peak for budget in ("min", None))
     assert least <= free
 
@@ -367,7 +366,7 @@ def test_gradients_are_computed_before_the_cotangent_goes_on():
 
 def test_products_that_save_much_for_their_flops_run_twice_first():
     """Of a bottleneck block, 1 x 1 convolutions have a quarter of the FLOPs and most of the bytes."""
-    params, batch = jax.eval_shape(partial(echo_cases.resnet_init, width=16, batch=8, pixels=64, blocks=3), jax.random.key(0))
-    points = recompute(echo_cases.resnet_loss).plan(params, batch).frontier()
+    params, batch = jax.eval_shape(partial(models.resnet_init, width=16, batch=8, pixels=64, blocks=3), jax.random.key(0))
+    points = recompute(models.resnet_loss).plan(params, batch).frontier()
     (most, none), (_, all_products) = points[0], points[-1]
     assert none == 0 and any(peak < 0.9 * most and flops < all_products / 4 for peak, flops in points)

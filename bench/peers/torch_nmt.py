@@ -1,4 +1,4 @@
-"""Echo's translation model by hand in PyTorch: memory and time of a training step, to compare with those of `bench.echo`.
+"""Echo's translation model by hand in PyTorch: memory and time of a training step, to compare with those of JAX.
 
 The encoder is cuDNN's LSTM, and the decoder's cell PyTorch's fused one, as an expert would write it. On a GPU, products are in
 TF32.
@@ -13,15 +13,15 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 
-from bench.echo_cases import CASES
 from bench.memory import TORCH
+from bench.models import CASES
 
 
 class Translation(torch.nn.Module):
-    """The model of `echo_cases.nmt_loss`, with the same weights.
+    """The model of `models.nmt_loss`, with the same weights.
 
     Args:
-        params: those of `echo_cases.nmt_init`, as NumPy arrays.
+        params: those of `models.nmt_init`, as NumPy arrays.
         again: whether the attention runs again in the backward, by `torch.utils.checkpoint`.
     """
 
@@ -79,7 +79,7 @@ class Translation(torch.nn.Module):
 
 
 def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None, dict[str, Any]]:
-    """Measures one variant of the translation model, as `bench.echo.echo` does. On a CPU no memory is measured.
+    """Measures one variant of the translation model, as `bench.memory_steps` does. On a CPU no memory is measured.
 
     Returns:
         A record: the allocator's peak in a step ("peak", and "total", as PyTorch has no other number), and that without

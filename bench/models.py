@@ -1,26 +1,27 @@
-"""The models of Echo's evaluation, as functions of plain JAX, for `bench.echo`.
+"""The models of suite `memory`, as functions of plain JAX: those of Echo's evaluation, and small ones over arrays.
 
-Each case has `init(key, size)`, which returns parameters and a batch, and `loss(params, batch, remat)`. `remat` is the
+Each case of Echo has `init(key, size)`, which returns parameters and a batch, and `loss(params, batch, remat)`. `remat` is the
 identity, or `jax.checkpoint` where an expert would place it: around each step, block or attention.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
+import cavs
+from bench.networks import Remat, conv, group_scaled, identity, pool, scaled
+
 Array = jax.Array
 Params = dict[str, Any]
-Remat = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def identity(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return fn
+Made: TypeAlias = tuple[Callable[[Any, Any], Array], Any, Any, Any]  # a loss, parameters, a batch, and its axis of samples
 
 
 def _matrix(key: Array, *shape: int) -> Array:
@@ -134,7 +135,7 @@ def _filter(key: Array, *shape: int) -> Array:
 
 
 def _heard(w: Array, norm: Params, x: Array, stride: tuple[int, int]) -> Array:
-    return jnp.clip(_norm(_conv(x, w, stride), norm, (0, 1, 2)), 0.0, 20.0)
+    return jnp.clip(_norm(conv(x, w, stride), norm, (0, 1, 2)), 0.0, 20.0)
 
 
 def _after(lengths: Array, of: Array) -> Array:
@@ -146,9 +147,7 @@ def _after(lengths: Array, of: Array) -> Array:
 
 
 def _norm(x: Array, p: Params, axes: tuple[int, ...] = (-1,)) -> Array:
-    mean = x.mean(axes, keepdims=True)
-    var = ((x - mean) ** 2).mean(axes, keepdims=True)
-    return (x - mean) * lax.rsqrt(var + 1e-5) * p["scale"] + p["shift"]
+    return scaled(x, axes) * p["scale"] + p["shift"]
 
 
 def _norm_params(n: int) -> Params:
@@ -235,7 +234,7 @@ def _at_positions(x: Array) -> Array:
 def resnet_init(key: Array, width: int, batch: int, pixels: int, blocks: int, stages: int = 4) -> tuple[Params, Any]:
     k = iter(jax.random.split(key, 16 * blocks + 5))
 
-    def conv(size: int, n: int, m: int) -> Array:
+    def square(size: int, n: int, m: int) -> Array:
         return _filter(next(k), size, size, n, m)
 
     found, n = [], width
@@ -243,33 +242,28 @@ def resnet_init(key: Array, width: int, batch: int, pixels: int, blocks: int, st
         m = width * 2**s
         stage = []
         for _ in range(blocks):
-            block = {"in": conv(1, n, m), "mid": conv(3, m, m), "out": conv(1, m, 4 * m)}
+            block = {"in": square(1, n, m), "mid": square(3, m, m), "out": square(1, m, 4 * m)}
             block |= {"norms": [_norm_params(m), _norm_params(m), _norm_params(4 * m)]}
-            stage.append(block | ({"skip": conv(1, n, 4 * m)} if n != 4 * m else {}))
+            stage.append(block | ({"skip": square(1, n, 4 * m)} if n != 4 * m else {}))
             n = 4 * m
         found.append(stage)
-    params = {"stem": conv(7, 3, width), "norm": _norm_params(width), "stages": found, "head": _matrix(next(k), n, 100)}
+    params = {"stem": square(7, 3, width), "norm": _norm_params(width), "stages": found, "head": _matrix(next(k), n, 100)}
     return params, (jax.random.normal(next(k), (batch, pixels, pixels, 3)), jax.random.randint(next(k), (batch,), 0, 100))
-
-
-def _conv(x: Array, w: Array, stride: int | tuple[int, int] = 1) -> Array:
-    strides = (stride, stride) if isinstance(stride, int) else stride
-    return lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def resnet_block(p: Params, x: Array, stride: int) -> Array:
     """A bottleneck block with batch normalisation (He et al., 2016)."""
     norm = partial(_norm, axes=(0, 1, 2))
-    y = jax.nn.relu(norm(_conv(x, p["in"]), p["norms"][0]))
-    y = jax.nn.relu(norm(_conv(y, p["mid"], stride), p["norms"][1]))
-    y = norm(_conv(y, p["out"]), p["norms"][2])
-    return jax.nn.relu(y + (_conv(x, p["skip"], stride) if "skip" in p else x))
+    y = jax.nn.relu(norm(conv(x, p["in"]), p["norms"][0]))
+    y = jax.nn.relu(norm(conv(y, p["mid"], stride), p["norms"][1]))
+    y = norm(conv(y, p["out"]), p["norms"][2])
+    return jax.nn.relu(y + (conv(x, p["skip"], stride) if "skip" in p else x))
 
 
 def resnet_loss(p: Params, batch: Any, remat: Remat = identity) -> Array:
     images, labels = batch
-    x = jax.nn.relu(_norm(_conv(images, p["stem"], 2), p["norm"], (0, 1, 2)))
-    x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    x = jax.nn.relu(_norm(conv(images, p["stem"], 2), p["norm"], (0, 1, 2)))
+    x = pool(x, 3, 2)
     for s, stage in enumerate(p["stages"]):
         for b, block in enumerate(stage):
             x = remat(partial(resnet_block, stride=2 if s and not b else 1))(block, x)
@@ -309,3 +303,90 @@ CASES = {
         {"width": 16, "batch": 8, "pixels": 64, "blocks": 2},
     ),
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------- small programs over arrays
+
+
+def _weights(shapes: Any) -> Any:
+    """Arrays of these shapes, also in nested dicts, scaled to the width of their input."""
+    if isinstance(shapes, dict):
+        return {name: _weights(of) for name, of in shapes.items()}
+    return jnp.asarray(np.random.default_rng(0).normal(size=shapes) / math.sqrt(math.prod(shapes[:-1])), jnp.float32)
+
+
+def _data(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
+def _labels(count: int) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 10, count).astype(np.int32)
+
+
+def _losses(logits: Array, labels: Array) -> Array:
+    return jax.vmap(_cross_entropy)(logits[:, None], labels[:, None])
+
+
+def mlp(n: int, h: int) -> Made:
+    def loss(p: Any, batch: Any) -> Array:
+        x, y = batch
+        for name in ("a", "b", "c"):
+            x = jax.nn.relu(x @ p[name])
+        return cavs.data.mean(_losses(x @ p["out"], y))
+
+    shapes = {"a": (h, 4 * h), "b": (4 * h, 4 * h), "c": (4 * h, h), "out": (h, 10)}
+    return loss, _weights(shapes), (_data(16 * n, h), _labels(16 * n)), 0
+
+
+def resnet_with_group_norm(n: int, h: int) -> Made:
+    def loss(p: Any, batch: Any) -> Array:
+        x, y = batch
+        x = conv(x, p["stem"])
+        for block in p["blocks"].values():
+            inner = jax.nn.relu(group_scaled(conv(x, block["a"]), 4))
+            x = jax.nn.relu(x + group_scaled(conv(inner, block["b"]), 4))
+        return cavs.data.mean(_losses(x.mean((1, 2)) @ p["out"], y))
+
+    blocks = {str(i): {"a": (3, 3, h, h), "b": (3, 3, h, h)} for i in range(3)}
+    return loss, _weights({"stem": (3, 3, 3, h), "blocks": blocks, "out": (h, 10)}), (_data(n, 16, 16, 3), _labels(n)), 0
+
+
+def autoencoder(n: int, h: int) -> Made:
+    """Convolutions of stride two, transposed convolutions, and a sum of squares."""
+
+    def loss(p: Any, x: Any) -> Array:
+        code = jax.nn.gelu(conv(jax.nn.gelu(conv(x, p["a"], 2)), p["b"], 2))
+        up = partial(lax.conv_transpose, strides=(2, 2), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return cavs.data.total((up(jax.nn.gelu(up(code, p["c"])), p["d"]) - x) ** 2)
+
+    shapes = {"a": (3, 3, 3, h), "b": (3, 3, h, 2 * h), "c": (3, 3, 2 * h, h), "d": (3, 3, h, 3)}
+    return loss, _weights(shapes), _data(n, 32, 32, 3), 0
+
+
+def mixer(n: int, h: int) -> Made:
+    """Products over positions and over channels, in turn."""
+
+    def loss(p: Any, batch: Any) -> Array:
+        x, y = batch
+        for name in ("a", "b"):
+            x = x + jnp.einsum("bph,pq->bqh", jax.nn.gelu(scaled(x, (-1,))), p[name]["over"])
+            x = x + jax.nn.gelu(scaled(x, (-1,)) @ p[name]["up"]) @ p[name]["down"]
+        return cavs.data.mean(_losses(x.mean(1) @ p["out"], y))
+
+    block = {"over": (16, 16), "up": (h, 4 * h), "down": (4 * h, h)}
+    return loss, _weights({"a": block, "b": block, "out": (h, 10)}), (_data(n, 16, h), _labels(n)), 0
+
+
+def series(n: int, h: int) -> Made:
+    """A loop with a ReLU over series whose samples are the second axis; a table that all share."""
+
+    def loss(p: Any, batch: Any) -> Array:
+        first = jnp.zeros((batch["x"].shape[1], h)) + batch["start"]
+        last, _ = lax.scan(lambda s, x: (jax.nn.relu(x @ p["w"] + s @ p["u"]), None), first, batch["x"])
+        return cavs.data.total(((last @ p["out"])[:, 0] - batch["y"]) ** 2)
+
+    batch = {"x": _data(40, n, 8), "y": _data(n), "start": _data(h)}
+    return loss, _weights({"w": (8, h), "u": (h, h), "out": (h, 1)}), batch, {"x": 1, "y": 0, "start": None}
+
+
+ARRAYS = {made.__name__: made for made in (mlp, resnet_with_group_norm, autoencoder, mixer, series)}
