@@ -7,9 +7,13 @@ last step have arrived.
 
 On a GPU, a thread schedules, and a dispatch has 16 or 32 training steps. A run is an epoch: while it ends, the thread
 prepares the first `AHEAD` dispatches of the next one, as in a training loop.
+
+Some applications have several graphs per sample. An encoder-decoder has chains and attention graphs. A tagger has chains in
+both directions, and possibly the chains of letters of its rare words.
 """
 
 import concurrent.futures
+import dataclasses
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -19,25 +23,37 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
+from bench.cells import APPLICATIONS, TAGGERS
+from bench.sentences import CHARACTERS
+from cavs import vertex_programs as vp
 from cavs._engines import choose
 from cavs._engines.engine import Job
 from cavs._run import run as _run
 from cavs._run.plans import plan_of
 from cavs.kernels import Target
-from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STEPS, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for batches of at most FEW graphs
 AHEAD = 2  # dispatches that are prepared ahead on a GPU
 NO_WORD = 1 << 30  # beyond every vocabulary: reads the last row and is never written
+ROOM = 8  # minimum number of spellings per batch; rounded up to a power of two, so that batches share compiled code
+EVERYWHERE = ("lstm", *TAGGERS, "encoder_decoder", "lattice_lstm")  # a label at every word; other models have one at the root
 
 
-def program(cell: str, hidden: int, embed: int) -> Any:
-    """Returns the ready vertex program of a cell."""
+def program(cell: str, hidden: int, embed: int, classes: int = 0) -> Any:
+    """Returns the ready vertex program of a cell. Taggers need the number of classes."""
     return {
-        "tree_lstm": lambda: BinaryTreeLSTM(hidden, embed, leaf_inputs_only=True),
-        "tree_fc": lambda: TreeFC(hidden),
-        "lstm": lambda: LSTM(hidden, embed),
-        "child_sum": lambda: ChildSumTreeLSTM(hidden, embed),
+        "tree_lstm": lambda: vp.BinaryTreeLSTM(hidden, embed, leaf_inputs_only=True),
+        "tree_fc": lambda: vp.TreeFC(hidden),
+        "lstm": lambda: vp.LSTM(hidden, embed),
+        "child_sum": lambda: vp.ChildSumTreeLSTM(hidden, embed),
+        "td_rnn": lambda: vp.TDRNN(hidden),
+        "td_lstm": lambda: vp.TDLSTM(hidden),
+        "rvnn": lambda: vp.RvNN(hidden, embed),
+        "bilstm": lambda: vp.BiLSTMTagger(classes, hidden, embed, mlp=hidden),
+        "char_bilstm": lambda: vp.CharBiLSTMTagger(classes, hidden, embed, CHARACTERS, embed // 4, mlp=hidden),
+        "encoder_decoder": lambda: vp.EncoderDecoder(hidden, embed),
+        "lattice_lstm": lambda: vp.LatticeLSTM(hidden, embed),
+        "dagnn": lambda: vp.DAGNN(hidden, embed),
     }[cell]()
 
 
@@ -59,6 +75,81 @@ def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
     return cavs.Graphs.build(sizes, counts, children, input_id=words, label=label)
 
 
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """A data set in memory.
+
+    Attributes:
+        graphs: The graphs to schedule for each batch. The loss is taken at all vertices with a label. Graphs with
+            `input_id` read words from the embedding.
+        spellings: Chains of letters in both directions, or none. Graph 0 is padding.
+        first: The index of the first spelling of each sample, and the number of spellings.
+        room: The number of spellings in every batch.
+    """
+
+    graphs: tuple[cavs.Graphs, ...]
+    spellings: tuple[cavs.Graphs, ...] = ()
+    first: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, int))
+    room: int = 0
+
+    def sources(self) -> Any:
+        """Returns the data sets of a loader."""
+        if len(self.graphs) == 1 and not self.spellings:
+            return self.graphs[0]
+        return [*self.graphs, *((g, self._spelled) for g in self.spellings)]
+
+    def _spelled(self, index: np.ndarray) -> np.ndarray:
+        """Returns the indices of the spellings of a batch, padded with graph 0."""
+        counts = self.first[index + 1] - self.first[index]
+        found = np.zeros(self.room, int)
+        found[: counts.sum()] = np.arange(counts.sum()) + (self.first[index] - counts.cumsum() + counts).repeat(counts)
+        return found
+
+
+def read(cell: str, batches: list[list[dict[str, Any]]]) -> Samples:
+    """Reads all samples of these batches."""
+    samples = [g for batch in batches for g in batch]
+    if cell == "encoder_decoder":
+        source, target = ([len(g[k]) for g in samples] for k in ("source", "target"))
+        chains, pairs = vp.EncoderDecoder.graphs(source, target)
+        none = [np.full(n, -1) for n in source]
+        words, labels = ([x for n, g in zip(none, samples, strict=True) for x in (n, g[k])] for k in ("target", "labels"))
+        return Samples((_with(chains, [g["source"] for g in samples]), _with(pairs, words, labels)))
+    if cell == "lattice_lstm":
+        words = [x for g in samples for x in (g["words"], g["span_words"])]
+        labels = [x for g in samples for x in (g["labels"], np.full(len(g["spans"]), -1))]
+        graphs = vp.LatticeLSTM.graphs([len(g["words"]) for g in samples], [g["spans"] for g in samples])
+        return Samples((_with(graphs, words, labels),))
+    if cell in TAGGERS:
+        chains = cavs.from_lengths([len(g["words"]) for g in samples])
+        both = (_with(chains, [g["words"] for g in samples], [g["labels"] for g in samples]), chains.reversed())
+        return Samples(both, *_spellings(batches)) if cell == "char_bilstm" else Samples(both)
+    if cell in ("td_rnn", "td_lstm"):
+        words = np.concatenate([g["words"] for g in samples])
+        graphs = vp.TDRNN.graphs([len(g["words"]) for g in samples], words=words)
+        label = np.full(graphs.num_vertices, -1)
+        label[graphs.vertex_offsets[1:] - 1] = [g["label"] for g in samples]
+        return Samples((_with(graphs, [graphs.input_id], [label]),))
+    graphs = graphs_of(samples)
+    return Samples((vp.RvNN.add_kinds(graphs) if cell == "rvnn" else graphs,))
+
+
+def _with(graphs: cavs.Graphs, words: list[Any], labels: list[Any] | None = None) -> cavs.Graphs:
+    """Returns the graphs with words (-1 for no word) and labels."""
+    ids = np.concatenate(words).astype(np.int32)
+    label = None if labels is None else np.concatenate(labels).astype(np.int32)
+    return dataclasses.replace(graphs, input_id=np.where(ids < 0, np.int32(NO_WORD), ids), label=label)
+
+
+def _spellings(batches: list[list[dict[str, Any]]]) -> tuple[tuple[cavs.Graphs, cavs.Graphs], np.ndarray, int]:
+    """Returns `spellings`, `first` and `room` of `Samples`."""
+    letters = [np.zeros(1, int), *(s for batch in batches for g in batch for s in g["spellings"])]
+    first = np.cumsum([1, *(len(g["spellings"]) for batch in batches for g in batch)])
+    most = max(sum(len(g["spellings"]) for g in batch) for batch in batches)
+    chains = cavs.from_lengths([len(s) for s in letters], input_id=np.concatenate(letters))
+    return (chains, chains.reversed()), first, max(ROOM, 1 << (most - 1).bit_length())
+
+
 class Cavs:
     """One model. The options are those of `cavs.Optimizations`, `cavs.schedule` (`policy`) and `cavs.run` (`engine`)."""
 
@@ -72,33 +163,30 @@ class Cavs:
         engine: str | None = None,
         **optimizations: bool,
     ):
-        ready = program(cell, params["out_w"].shape[0], params["embed"].shape[1])
-        F = ready.vertex_function()
-        if optimizations:
-            state = F.state_tree.unflatten([(ready.hidden,)] * F.state_tree.num_leaves)
-            F = cavs.VertexFunction(ready, state=state, arity=F.arity, optimizations=cavs.Optimizations(**optimizations))
-        self._everywhere, self._policy = cell == "lstm", policy
-        self._F, self._engine = F, engine
-        self._begin(params, {k: jnp.array(v) for k, v in params.items() if k != "embed"}, device)
-        self._step = cavs.data.step(tune=0)(make_step(_loss(F, self._everywhere, engine), _parts))
-
-    def _begin(self, params: dict[str, np.ndarray], dense: Any, device: str) -> None:
+        (hidden, classes), embed = params["out_w"].shape, params["embed"].shape[1]
+        ready = program(cell, hidden, embed, classes)
+        self._cell, self._policy, self._engine, self._device, self._rate = cell, policy, engine, device, 0.0
+        self._F = None  # an application may have several functions, and each chooses its engine
+        if cell not in APPLICATIONS:
+            F = self._F = ready.vertex_function()
+            if optimizations:
+                state = F.state_tree.unflatten([(ready.hidden,)] * F.state_tree.num_leaves)
+                options = cavs.Optimizations(**optimizations)
+                self._F = cavs.VertexFunction(ready, state=state, arity=F.arity, optimizations=options)
+        dense = _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"})
         self._state: Any = (dense, jnp.array(params["embed"]), jnp.float32(0))
-        self._device, self._rate = device, 0.0
         self._asked: list[np.ndarray] | None = None
+        loss = _loss(ready, self._F, cell in EVERYWHERE, engine)
+        self._step = cavs.data.step(tune=0)(make_step(loss, _parts))
 
     def params(self) -> dict[str, np.ndarray]:
-        return {k: np.asarray(v) for k, v in (self._state[0] | {"embed": self._state[1]}).items()}
+        return {k: np.asarray(v) for k, v in (_flat(self._state[0]) | {"embed": self._state[1]}).items()}
 
     def load(self, batches: list[list[dict[str, Any]]]) -> list[np.ndarray]:
-        """Reads a data set once. Returns the indices of the graphs of each batch."""
+        """Reads a data set once, and chooses the shapes. Returns the indices of the samples of each batch."""
         start, sizes = time.perf_counter(), [len(b) for b in batches]
-        self._data: Any = graphs_of([g for b in batches for g in b])
+        self._data: Any = read(self._cell, batches).sources()
         self.reading = (time.perf_counter() - start) / len(batches)
-        return self._chosen(sizes)
-
-    def _chosen(self, sizes: list[int]) -> list[np.ndarray]:
-        """Chooses the shapes for batches of consecutive graphs. Returns the indices of the graphs of each batch."""
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, ahead=0)
         # On a CPU as many training steps in one dispatch as a loader of its users has.
@@ -195,22 +283,70 @@ def make_step(loss: Any, parts_of: Any) -> Any:
     return step
 
 
-def _parts(sched: cavs.Schedule) -> tuple[Any, ...]:
-    """Returns a schedule and its words and labels."""
-    return sched, jnp.where(sched.input_id < 0, NO_WORD, sched.input_id), sched.label
+def _parts(batch: Any) -> tuple[Any, ...]:
+    """Returns the schedules of a batch, and the words of each kind of graphs that reads words."""
+    scheds = batch if isinstance(batch, tuple) else (batch,)
+    return scheds, tuple(jnp.where(s.input_id < 0, NO_WORD, s.input_id) for s in _readers(scheds))
 
 
-def _loss(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
-    """Returns the mean loss over roots, or over all vertices, as a function for `make_step`."""
+def _readers(scheds: tuple[cavs.Schedule, ...]) -> list[cavs.Schedule]:
+    """Returns the schedules of graphs that read words, not letters."""
+    return [s for s in scheds if "input_id" in s.shape.fields][: 1 if len(scheds) == 4 else None]
 
-    def loss(params: Any, x: Any, parts: tuple[Any, ...]) -> Any:
-        sched, _, labels = parts
-        h = cavs.run(F, params, sched, x, select=None if everywhere else sched.roots, engine=engine)
-        log_p = jax.nn.log_softmax(h @ params["out_w"] + params["out_b"])
-        labels = labels if everywhere else labels[sched.roots]
-        of_label = jnp.take_along_axis(log_p, labels[:, None], 1, mode="clip")[:, 0]
-        if not everywhere:
-            return -of_label.mean()
-        return -jnp.where(labels >= 0, of_label, 0).sum() / sched.num_vertices
+
+def _letters(words: cavs.Schedule, spellings: cavs.Schedule) -> tuple[jax.Array, jax.Array]:
+    """Returns the letters of a batch, and the spelling of each word (-1 for none)."""
+    rare = words.input_id == NO_WORD
+    return jnp.maximum(spellings.input_id, 0), jnp.where(rare, jnp.cumsum(rare) - 1, -1)
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Nests a flat dict: `encoder.w` becomes `w` in `encoder`."""
+    out: dict[str, Any] = {}
+    for name, value in flat.items():
+        at, (*parts, last) = out, name.split(".")
+        for part in parts:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return out
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in nested.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return out
+
+
+def _loss(ready: Any, F: cavs.VertexFunction | None, everywhere: bool, engine: str | None) -> Any:
+    """Returns the mean loss over the labels, as a function for `make_step`."""
+
+    def loss(params: Any, rows: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
+        scheds, _ = batch
+        logits = _logits(ready, F, params, rows, scheds, everywhere, engine)
+        labelled = next(s for s in scheds if "label" in s.shape.fields)
+        labels = labelled.label if everywhere else labelled.label[labelled.roots]
+        of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1, mode="clip")[:, 0]
+        return -jnp.where(labels >= 0, of_label, 0).sum() / (labels >= 0).sum()
 
     return loss
+
+
+def _logits(ready: Any, F: Any, params: Any, rows: Any, scheds: Any, everywhere: bool, engine: str | None) -> jax.Array:
+    if isinstance(ready, (vp.BiLSTMTagger, vp.CharBiLSTMTagger)):
+        out = {"w": params["mlp_w"], "b": params["mlp_b"], "v": params["out_w"], "c": params["out_b"]}
+        tagger = {"bilstm": [{k: params[k] for k in ("forward", "backward")}], **out}
+        (sched, back, *of_spellings), (x,) = scheds, rows
+        if isinstance(ready, vp.BiLSTMTagger):
+            return ready.run(tagger, sched, back, x)
+        mine = {"tagger": tagger, "spell": [params["spell"]], "characters": params["characters"]}
+        letters, of_word = _letters(sched, of_spellings[0])
+        vectors = ready.vectors(mine, of_spellings[0], of_spellings[1], letters)
+        return ready.run(mine, sched, back, x, vectors, of_word)
+    if isinstance(ready, vp.EncoderDecoder):
+        (source, pairs), (x, y) = scheds, rows
+        h = ready.run(params, source, pairs, x, y)
+    else:
+        F = F or ready.vertex_function()
+        h = cavs.run(F, params, scheds[0], rows[0], select=None if everywhere else scheds[0].roots, engine=engine)
+    return h @ params["out_w"] + params["out_b"]

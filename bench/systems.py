@@ -69,8 +69,7 @@ class System:
 
 
 def _ours(cells=(*BASIC, "child_sum"), **options):
-    elsewhere = {c: ("bench.ours_applications", "CavsApplication") for c in APPLICATIONS}
-    return System("bench.ours", "Cavs", cells, ("jax",), "pip install -e .", elsewhere=elsewhere, **options)
+    return System("bench.ours", "Cavs", cells, ("jax",), "pip install -e .", **options)
 
 
 def _torch(module, cls, cells=BASIC, needs=("torch",), **options):
