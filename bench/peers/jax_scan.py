@@ -17,6 +17,8 @@ import numpy as np
 
 from bench.peers.levels import chain_levels, tree_levels
 
+NO_WORD = 1 << 30  # beyond the vocabulary: reads the last row and is never written
+
 
 class JaxPeer:
     """Runs a jitted step `_step(state, arrays, lr) -> (state, loss)`. `schedule` prepares the arrays of a batch."""
@@ -47,16 +49,13 @@ class JaxScan(JaxPeer):
     """One model, trained by a jitted step over padded levels."""
 
     def __init__(self, cell, params, threads=2, device="cpu"):
-        self._schedule = pad_chains if cell == "lstm" else pad_levels
+        self.schedule = pad_chains if cell == "lstm" else pad_levels
         self._p = {k: jnp.array(v) for k, v in params.items()}
         forward = {"tree_lstm": _tree_lstm, "tree_fc": _tree_fc, "lstm": _lstm}[cell]
-        self._step = jax.jit(functools.partial(_step, forward), donate_argnums=0)
+        self._step = jax.jit(functools.partial(train, forward), donate_argnums=0)
 
     def params(self):
         return {k: np.asarray(v) for k, v in self._p.items()}
-
-    def schedule(self, batch):
-        return self._schedule(batch)
 
 
 def rounded(n, ratio=1.25):
@@ -80,7 +79,7 @@ def pad_levels(batch):
     nowhere = leaves + levels * widest  # a row of zeros
     kids = np.full((2, levels, widest), nowhere, np.int32)
     kids[0, level, column], kids[1, level, column] = real[lv.left], real[lv.right]
-    words = np.full(leaves, 1 << 30, np.int32)
+    words = np.full(leaves, NO_WORD, np.int32)
     words[: len(lv.words)] = lv.words
     return {"words": words, "kids": kids, "read": real[lv.roots].astype(np.int32), "labels": lv.labels.astype(np.int32)}
 
@@ -89,7 +88,7 @@ def pad_chains(batch):
     """Time-major words of every chain, padded to the longest; `read` picks the real positions."""
     lv = chain_levels(batch)
     steps, width, total = rounded(len(lv.sizes)), lv.sizes[0], len(lv.words)
-    words = np.full((steps, width), 1 << 30, np.int32)
+    words = np.full((steps, width), NO_WORD, np.int32)
     real = np.arange(width) < np.array(lv.sizes)[:, None]
     words[: len(lv.sizes)][real] = lv.words
     read, labels = np.zeros(rounded(total), np.int32), np.full(rounded(total), -1, np.int32)
@@ -97,7 +96,8 @@ def pad_chains(batch):
     return {"words": words, "read": read, "labels": labels}
 
 
-def _step(forward, params, batch, lr):
+def train(forward, params, batch, lr):
+    """Takes a training step. `forward` maps weights, the words' vectors and the batch to the states that have labels."""
     x = params["embed"].at[batch["words"]].get(mode="clip")
 
     def loss(weights, x):
