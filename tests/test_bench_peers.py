@@ -43,8 +43,8 @@ def test_outputs_that_are_children_stay_in_the_levelled_peer():
 
     x = torch.tensor([[1.0], [10.0]])
     # Vertices 2 = 0 + 1 and 3 = 1 + 1, then 4 = 2 + 3. The children of a level are all left ones, then all right ones.
-    dag = SimpleNamespace(sizes=[2, 1], left=np.array([0, 1, 2]), roots=np.array([2, 4, 0]))
-    found = carry(x, dag, np.array([0, 1, 1, 1, 2, 3]), lambda rows: rows[: len(rows) // 2] + rows[len(rows) // 2 :])
+    kids, roots = np.array([0, 1, 1, 1, 2, 3]), np.array([2, 4, 0])
+    found = carry(x, [2, 1], [4, 2], kids, roots, lambda _, rows: rows[: len(rows) // 2] + rows[len(rows) // 2 :])
     assert found.ravel().tolist() == [11.0, 31.0, 1.0]
 
 

@@ -22,6 +22,11 @@ class TreeLevels:
     roots: np.ndarray  # (G,) row of each root
     labels: np.ndarray  # (G,)
 
+    @property
+    def edges(self):
+        """Children of the inner nodes of each level."""
+        return [2 * n for n in self.sizes]
+
     def blocks(self):
         """(2M,) child rows, by level the first children and then the second ones."""
         sizes = np.asarray(self.sizes, np.int64)

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from bench.peers.levels import time_major
-from bench.peers.torch_peer import Autograd, from_torch, to_torch
+from bench.peers.torch_peer import Autograd, from_torch, lstm_state, to_torch
 
 DIRECTIONS = {"forward": "l0", "backward": "l0_reverse"}
 NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih"}
@@ -73,10 +73,7 @@ class BiLSTM:
             if n < h.shape[1]:
                 ended.append(h[:, n:])
                 h, c = h[:, :n], c[:, :n]
-            ifo, g = torch.baddbmm(zt, h, u).split([3 * self.hidden, self.hidden], -1)
-            i, f, o = ifo.sigmoid().chunk(3, -1)
-            c = torch.addcmul(i * g.tanh(), f, c)
-            h = o * c.tanh()
+            h, c = lstm_state(torch.baddbmm(zt, h, u), c)
             rows.append(h)
         rows, last = torch.cat(rows, 1), torch.cat([h, *ended[::-1]], 1)
         return torch.cat([_put_back(rows[0], both[0]), _put_back(rows[1], both[1])], 1), last

@@ -30,14 +30,15 @@ class TorchLevelled(Autograd):
 
     def _tree_lstm(self, x, levels):
         """Root states; a row of the table is [h, c]."""
-        return carry(self._tree_lstm_leaf(x), levels, levels.blocks(), self._tree_lstm_inner)[:, : self._width]
+        table = self._tree_lstm_leaf(x)
+        return carry(table, levels.sizes, levels.edges, levels.blocks(), levels.roots, self._tree_lstm_inner)[:, : self._width]
 
     def _tree_lstm_leaf(self, x):
         i, o, u = torch.addmm(self._p["b_iou"], x, self._p["w_iou"]).chunk(3, 1)
         c = i.sigmoid() * u.tanh()
         return torch.cat([o.sigmoid() * c.tanh(), c], 1)
 
-    def _tree_lstm_inner(self, kids):
+    def _tree_lstm_inner(self, level, kids):
         p, n, width = self._p, len(kids) // 2, self._p["u_f"].shape[0]
         h, c = kids.split(width, 1)
         io, u = torch.addmm(p["b_iou"], h[:n] + h[n:], p["u_iou"]).split([2 * width, width], 1)
@@ -47,9 +48,9 @@ class TorchLevelled(Autograd):
         return torch.cat([o * c.tanh(), c], 1)
 
     def _tree_fc(self, x, levels):
-        return carry(x, levels, levels.pairs(), self._tree_fc_inner)
+        return carry(x, levels.sizes, levels.edges, levels.pairs(), levels.roots, self._tree_fc_inner)
 
-    def _tree_fc_inner(self, kids):
+    def _tree_fc_inner(self, level, kids):
         return torch.addmm(self._p["b"], kids.view(-1, 2 * len(self._p["b"])), self._p["u"]).tanh()
 
     def _lstm(self, x, levels):
@@ -69,26 +70,28 @@ class TorchLevelled(Autograd):
         return torch.cat(states)
 
 
-def carry(table, levels, kids, inner):
-    """Runs `inner` over the levels, and returns the rows of the roots."""
-    sizes = np.asarray(levels.sizes, np.int64)
-    reader = np.full(len(table) + len(levels.left), len(sizes))  # last level that reads a row; roots: none
-    reader[kids] = np.repeat(np.arange(len(sizes)), 2 * sizes)  # of several readers, as in a DAG, the last one stays
-    reader[levels.roots] = len(sizes)  # outputs stay until the end, if they are children, too
+def carry(table, sizes, edges, kids, roots, inner):
+    """Runs the levels above the rows of `table`, and returns the rows of the roots.
+
+    `inner(level, rows)` maps the children's rows of a level, as many as `edges` says, to its own, as many as `sizes` says.
+    """
+    reader = np.full(len(table) + sum(sizes), len(sizes))  # last level that reads a row; roots: none
+    reader[kids] = np.repeat(np.arange(len(sizes)), np.asarray(edges, np.int64))  # of several readers, as in a DAG, the last one stays
+    reader[roots] = len(sizes)  # outputs stay until the end, if they are children, too
     place = np.empty(len(reader), np.int64)  # of a live row in the table
     live, total, first = np.arange(len(table)), len(table), 0
     place[live] = live
     takes = []
-    for t, n in enumerate(levels.sizes):
+    for t, (n, read) in enumerate(zip(sizes, edges, strict=True)):
         rest = live[reader[live] > t]
-        takes.append(place[np.concatenate([kids[first : first + 2 * n], rest])])
+        takes.append(place[np.concatenate([kids[first : first + read], rest])])
         live = np.concatenate([rest, np.arange(total, total + n)])
         place[live] = np.arange(len(live))
-        total, first = total + n, first + 2 * n
+        total, first = total + n, first + read
     # One transfer for the indices of all levels.
-    takes.append(place[levels.roots])
+    takes.append(place[roots])
     indices = torch.from_numpy(np.concatenate(takes)).to(table.device).split([len(t) for t in takes])
-    for index, n in zip(indices[:-1], levels.sizes, strict=True):
-        now, later = table.index_select(0, index).split([2 * n, len(index) - 2 * n])
-        table = torch.cat([later, inner(now)])
+    for t, (index, read) in enumerate(zip(indices[:-1], edges, strict=True)):
+        now, later = table.index_select(0, index).split([read, len(index) - read])
+        table = torch.cat([later, inner(t, now)])
     return table.index_select(0, indices[-1])

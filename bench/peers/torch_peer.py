@@ -142,6 +142,15 @@ class InCudaGraph:
         return dict(self._buffers)
 
 
+def lstm_state(z, c):
+    """Returns the states of an LSTM's cells from their gates i, f, o, g before the activation, and the states before."""
+    width = c.shape[-1]
+    ifo, g = z.split([3 * width, width], -1)
+    i, f, o = ifo.sigmoid().chunk(3, -1)
+    c = torch.addcmul(i * g.tanh(), f, c)
+    return o * c.tanh(), c
+
+
 def swap_og(w):
     """Gate order i, f, o, g to PyTorch's i, f, g, o along the last axis, and back."""
     i, f, o, g = w.chunk(4, -1)
