@@ -6,43 +6,12 @@ from bench.systems import SYSTEMS
 BATCHES = (1, 16, 32, 64, 128, 256)
 HIDDEN = (64, 128, 256, 512, 1024, 2048)
 LEAVES = (32, 64, 128, 256, 512, 1024)
-PEERS = (
-    "cavs",
-    "cavs_scan",
-    "cavs_persistent",
-    "torch_levelled",
-    "torch_manual",
-    "torch_cuda_graph",
-    "torch_triton",
-    "torch_triton_graph",
-    "torch_packed_lstm",
-    "torch_padded_lstm",
-    "torch_packed_graph",
-    "torch_applications",
-    "torch_packed_bilstm",
-    "torch_loop_bilstm",
-    "torch_edges",
-    "dynet_like_depth",
-    "dynet_like_agenda",
-    "jax_scan",
-    "jax_cudnn_rnn",
-    "dgl",
-    "dynet",
-)
+OF_CHAINS = ("torch_padded_graph", "torch_flashrnn")  # in suite `lstm` alone
+PEERS = tuple(name for name in SYSTEMS if not name.startswith("cavs-") and name not in OF_CHAINS)
 # On a CPU a table without these flatters: the strongest peer in batches, and the strongest for one graph at a time.
 FAIR = ("torch_manual", "dynet")
 # Each optimization off alone, on alone (as in the paper), all off, and the serial policy.
-ABLATION = (
-    "cavs",
-    "cavs-no-fusion",
-    "cavs-no-eager",
-    "cavs-no-lazy",
-    "cavs-none",
-    "cavs-fusion-alone",
-    "cavs-eager-alone",
-    "cavs-lazy-alone",
-    "cavs-serial",
-)
+ABLATION = tuple(name for name in SYSTEMS if name == "cavs" or name.startswith("cavs-"))
 # Suite `lstm`: the systems for long chains of equal length.
 CHAINS = ("cavs", "torch_packed_lstm", "torch_packed_graph", "torch_padded_graph", "jax_cudnn_rnn", "torch_flashrnn")
 # The data of the applications.
@@ -150,14 +119,9 @@ def _scheduling(quick: bool, device: str) -> list[Case]:
     return [c for suite in others for full in (False, True) for c in suite(full, device)]
 
 
-# Quick runs on a GPU time every system in the first case, and Cavs and the closest peers elsewhere, because JAX compiles for a
-# minute per case and system.
+# Cavs and the closest peers on a GPU. Quick runs of suite `cavs` time every system in the first case, and these in the others,
+# because JAX compiles for a minute per case and system.
 CLOSEST = {
-    "lstm": ("cavs", "torch_packed_lstm", "torch_packed_graph", "jax_cudnn_rnn"),
-    "tree_lstm": ("cavs", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
-    "tree_fc": ("cavs", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
-}
-FASTEST = {
     "tree_lstm": ("cavs", "torch_triton_graph"),
     "tree_fc": ("cavs", "torch_triton_graph"),
     "lstm": ("cavs", "torch_packed_graph", "jax_cudnn_rnn"),
@@ -201,7 +165,7 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
 def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str | None:
     """Returns why a quick run leaves a system out of a case, or None."""
     if suite in ("grid", "mixtures") and device == "gpu":
-        return None if name in FASTEST[case.cell] else "slower than a peer that runs"
+        return None if name in CLOSEST[case.cell] else "slower than a peer that runs"
     if suite != "cavs" or not quick or device != "gpu":
         return None
     if name == "cavs_scan":

@@ -1,7 +1,12 @@
 """The systems: where each is implemented, what it needs, and what it runs (also read under Python 3.8 for DyNet)."""
 
+from __future__ import annotations
+
+import dataclasses
 import importlib
 import importlib.util
+from collections.abc import Sequence
+from typing import Any
 
 from bench.cells import APPLICATIONS, BASIC, CELLS, TAGGERS, TREES
 
@@ -10,30 +15,25 @@ DYNET_LIKE = (*BASIC, "td_rnn", "rvnn")
 VPPS = ("td_rnn", "td_lstm", "rvnn", *TAGGERS)
 
 
+@dataclasses.dataclass
 class System:
-    """One row of the table below."""
+    """One row of the table below. `options` are those of the class."""
 
-    def __init__(
-        self,
-        module,
-        cls,
-        cells,
-        needs,
-        install,
-        devices=("cpu", "gpu"),
-        trees_only=False,
-        slow=False,
-        elsewhere=(),
-        precisions=None,
-        **options,
-    ):
-        self.module, self.cls, self.cells, self.needs, self.install = module, cls, cells, needs, install
-        self.devices, self.trees_only, self.options = devices, trees_only, options
-        self.elsewhere = dict(elsewhere)  # cell -> other module and class
-        self.slow = slow  # to compile or to run, or slower than a sibling: quick runs time it at one size
-        # JAX sets the precision of products globally; PyTorch peers need code for bf16.
-        self.precisions = precisions or (PRECISIONS if "jax" in needs else PRECISIONS[:2])
-        self.compiles_long = bool({"jax", "flashrnn"} & set(needs))  # on a GPU it is prepared first
+    module: str
+    cls: str
+    cells: Sequence[str]
+    needs: tuple[str, ...]
+    install: str
+    devices: tuple[str, ...] = ("cpu", "gpu")
+    trees_only: bool = False
+    slow: bool = False  # to compile or to run, or slower than a sibling: quick runs time it at one size
+    precisions: tuple[str, ...] = PRECISIONS[:2]  # PyTorch peers need code for bf16
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def compiles_long(self):
+        """Returns whether it is prepared first on a GPU."""
+        return bool({"jax", "flashrnn"} & set(self.needs))
 
     def runs(self, case, device, quick=False, precision=""):
         """Returns why this system cannot run a case, or None."""
@@ -60,20 +60,34 @@ class System:
 
     def make(self, case, params, threads, device):
         """Returns the model, under the contract of `bench.peers`."""
-        module, cls = self.elsewhere.get(case.cell, (self.module, self.cls))
-        cls = getattr(importlib.import_module(module), cls)
+        cls = getattr(importlib.import_module(self.module), self.cls)
         options = dict(self.options)
         if "gpu" in self.devices:
             options["device"] = device
         return cls(case.cell, params, threads=threads, **options)
 
 
-def _ours(cells=(*BASIC, "child_sum"), **options):
-    return System("bench.ours", "Cavs", cells, ("jax",), "pip install -e .", **options)
+def _jax(module, cls, cells, install, precisions=PRECISIONS, **more):
+    return System(module, cls, cells, ("jax",), install, precisions=precisions, **more)  # JAX sets precisions globally
 
 
-def _torch(module, cls, cells=BASIC, needs=("torch",), **options):
-    return System("bench.peers." + module, cls, cells, needs, "pip install " + " ".join(needs), **options)
+def _ours(cells=(*BASIC, "child_sum"), devices=("cpu", "gpu"), **options):
+    return _jax("bench.ours", "Cavs", cells, "pip install -e .", devices=devices, options=options)
+
+
+def _torch(module, cls, cells=BASIC, needs=("torch",), gpu=False, **more):
+    devices = ("gpu",) if gpu else ("cpu", "gpu")
+    return System("bench.peers." + module, cls, cells, needs, "pip install " + " ".join(needs), devices, **more)
+
+
+def _cudnn(cls, gpu=False, padded=False, slow=False):
+    """An LSTM in PyTorch, over packed or padded sequences."""
+    options = {"padded": True} if padded else {}
+    return _torch("torch_packed_lstm", cls, ("lstm",), gpu=gpu, slow=slow, precisions=PRECISIONS, options=options)
+
+
+def _triton(cls):
+    return _torch("torch_triton", cls, TREES, ("torch", "triton"), gpu=True, trees_only=True)
 
 
 SYSTEMS = {
@@ -90,44 +104,24 @@ SYSTEMS = {
     "cavs-serial": _ours(policy="serial"),
     "torch_levelled": _torch("torch_levelled", "TorchLevelled"),
     "torch_manual": _torch("torch_manual", "TorchManual", trees_only=True),
-    "torch_cuda_graph": _torch("torch_manual", "TorchCudaGraph", devices=("gpu",), trees_only=True),
-    "torch_triton": _torch("torch_triton", "TorchTriton", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True),
-    "torch_triton_graph": _torch(
-        "torch_triton", "TorchTritonCudaGraph", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True
-    ),
-    "torch_packed_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",), precisions=PRECISIONS),
-    "torch_padded_lstm": _torch(
-        "torch_packed_lstm", "TorchPackedLSTM", ("lstm",), precisions=PRECISIONS, padded=True, slow=True
-    ),
-    "torch_packed_graph": _torch(
-        "torch_packed_lstm", "TorchPackedCudaGraph", ("lstm",), precisions=PRECISIONS, devices=("gpu",)
-    ),
-    "torch_padded_graph": _torch(
-        "torch_packed_lstm", "TorchPackedCudaGraph", ("lstm",), precisions=PRECISIONS, devices=("gpu",), padded=True
-    ),
+    "torch_cuda_graph": _torch("torch_manual", "TorchCudaGraph", gpu=True, trees_only=True),
+    "torch_triton": _triton("TorchTriton"),
+    "torch_triton_graph": _triton("TorchTritonCudaGraph"),
+    "torch_packed_lstm": _cudnn("TorchPackedLSTM"),
+    "torch_padded_lstm": _cudnn("TorchPackedLSTM", padded=True, slow=True),
+    "torch_packed_graph": _cudnn("TorchPackedCudaGraph", gpu=True),
+    "torch_padded_graph": _cudnn("TorchPackedCudaGraph", gpu=True, padded=True),
     "torch_flashrnn": _torch(
-        "torch_flashrnn",
-        "TorchFlashRNN",
-        ("lstm",),
-        ("torch", "flashrnn"),
-        precisions=PRECISIONS[1:],
-        devices=("gpu",),
+        "torch_flashrnn", "TorchFlashRNN", ("lstm",), ("torch", "flashrnn"), gpu=True, precisions=PRECISIONS[1:]
     ),
     "torch_applications": _torch("torch_applications", "TorchApplication", [c for c in APPLICATIONS if c not in TAGGERS]),
     "torch_packed_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS),
-    "torch_loop_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS, kind="loop"),
+    "torch_loop_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS, options={"kind": "loop"}),
     "torch_edges": _torch("torch_applications", "TorchApplication", ("child_sum",)),
-    "dynet_like_depth": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE, policy="depth", slow=True),
-    "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE, policy="agenda"),
-    "jax_scan": System("bench.peers.jax_scan", "JaxScan", BASIC, ("jax",), "pip install jax"),
-    "jax_cudnn_rnn": System(
-        "bench.peers.jax_cudnn_rnn",
-        "JaxCudnnRNN",
-        ("lstm",),
-        ("jax",),
-        "pip install 'jax[cuda13]'",
-        devices=("gpu",),
-        precisions=PRECISIONS[:2],
+    "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE),
+    "jax_scan": _jax("bench.peers.jax_scan", "JaxScan", BASIC, "pip install jax"),
+    "jax_cudnn_rnn": _jax(
+        "bench.peers.jax_cudnn_rnn", "JaxCudnnRNN", ("lstm",), "pip install 'jax[cuda13]'", PRECISIONS[:2], devices=("gpu",)
     ),
     "dgl": System(
         "bench.peers.dgl_topo",

@@ -13,8 +13,6 @@ from bench import cases, suites
 from bench.cells import APPLICATIONS, TAGGERS
 from bench.systems import SYSTEMS
 
-POLICIES = ("depth", "agenda")
-
 
 def assert_agree(case, *systems, count=2):
     """Three steps of each, a system's name or a model, over so many batches; the first is compared with all others."""
@@ -66,7 +64,7 @@ def test_sweeps_over_levels_schedule_as_loops_over_nodes(monkeypatch):
 def test_ours_and_torch_agree_in_every_application(cell):
     pytest.importorskip("torch", reason="pip install torch")
     names = ("torch_packed_bilstm", "torch_loop_bilstm") if cell in TAGGERS else ("torch_applications",)
-    others = [f"dynet_like_{policy}" for policy in POLICIES if cell in SYSTEMS["dynet_like_depth"].cells]
+    others = ["dynet_like_agenda"] if cell in SYSTEMS["dynet_like_agenda"].cells else []
     assert_agree(cases.Case(cell, suites.SHAPE[cell], 8, 2, 8), "cavs", *names, *others, count=1)
 
 
@@ -78,7 +76,7 @@ def test_ours_and_torch_agree_over_any_fan_in():
 @pytest.mark.parametrize("cell, shape", [("tree_lstm", "sst"), ("tree_fc", "sst"), ("lstm", "chains")])
 def test_torch_and_plain_jax_agree(cell, shape):
     pytest.importorskip("torch", reason="pip install torch")
-    names = ["torch_levelled", "torch_manual", "dynet_like_depth", "dynet_like_agenda"]
+    names = ["torch_levelled", "torch_manual", "dynet_like_agenda"]
     assert_agree(cases.Case(cell, shape, 8, 3, 8), "jax_scan", *names, *(["torch_packed_lstm"] if cell == "lstm" else []))
 
 

@@ -1,4 +1,4 @@
-"""Expression graphs of the DyNet-like peer, and the two policies that batch them (NumPy, no torch).
+"""Expression graphs of the DyNet-like peer, and the agenda that batches them (NumPy, no torch).
 
 A graph is flat lists, one entry a node: signature (a small int), first and second operand (a
 node, or -1), depth; `extra` holds the words and labels of the look-ups and losses, in order. A
@@ -15,16 +15,11 @@ _SIGNATURES = 16
 _LOOP_BELOW = 40_000  # nodes; below, the agenda is faster as a loop over nodes than as a sweep a batch
 
 
-def by_depth(op, a, b, depth):
-    """Returns the execution order and the bounds of its batches: nodes of equal depth and signature form a batch."""
-    key = depth * _SIGNATURES + op
-    order = np.argsort(key, kind="stable")
-    cuts = np.flatnonzero(np.diff(key[order])) + 1
-    return order, np.concatenate([[0], cuts, [len(op)]])
-
-
 def by_agenda(op, a, b, depth):
-    """As `by_depth`, by the agenda: among signatures with a ready node, the one with the least average depth comes first."""
+    """Returns the execution order and the bounds of its batches.
+
+    Among signatures with a ready node, the one with the least average depth comes first, with all its ready nodes.
+    """
     node = np.arange(len(op))
     source, reader = np.concatenate([a, b]), np.concatenate([node, node])
     reader = reader[np.argsort(source, kind="stable")][np.count_nonzero(source < 0) :]
@@ -196,4 +191,3 @@ DECLARE = {
     "td_rnn": _declare_td_rnn,
     "rvnn": _declare_rvnn,
 }
-POLICIES = {"depth": by_depth, "agenda": by_agenda}

@@ -5,34 +5,23 @@
 After Neubig, Goldberg, Dyer, "On-the-fly Operation Batching in Dynamic Computation Graphs"
 (2017). Inside the clock, every step: each sample DECLARES its own expression graph out of
 fine-grained nodes (look-up, affine, slice, sigmoid, tanh, product, sum, concatenation, loss);
-nodes of equal signature are batched by one of the two policies of the paper,
-
-- "depth": nodes of equal depth and signature form a batch;
-- "agenda": of the signatures with a ready node, the one of least average depth goes next,
-  with all its ready nodes;
-
-each batch is executed as one operator, then the batches in reverse for the gradients, then SGD.
+nodes of equal signature are batched by the agenda of the paper: of the signatures with a ready
+node, the one of least average depth goes next, with all its ready nodes. Each batch is executed
+as one operator, then the batches in reverse for the gradients, then SGD.
 
 As in DyNet, values live in a pool, a batch's results lie together, and an operand whose rows do
 not lie together is first gathered. The Python overhead is kept low: rows, operands and contiguity
 of all batches are found by a few NumPy calls (and see `dynet_graphs.py`).
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
-from bench.peers.dynet_graphs import BINARY, DECLARE, LOOKUP, LOSS, POLICIES
+from bench.peers.dynet_graphs import BINARY, DECLARE, LOOKUP, LOSS, by_agenda
 from bench.peers.torch_peer import TorchPeer
-
-
-class _Copy:
-    """A slice: its operand is already cut down to the columns."""
-
-    def forward(self, y, x, x2, label):
-        y.copy_(x)
-
-    def backward(self, dy, y, x, x2, label):
-        return dy, None
 
 
 class _Affine:
@@ -59,64 +48,44 @@ class _Affine:
                 d.zero_()
 
 
-class _Sigmoid:
-    def forward(self, y, x, x2, label):
-        torch.sigmoid(x, out=y)
-
-    def backward(self, dy, y, x, x2, label):
-        return torch.ops.aten.sigmoid_backward(dy, y), None
+class _Operator(NamedTuple):
+    forward: Callable  # writes the result `y` of the operands `x` and `x2`
+    backward: Callable  # returns the gradients of both operands
 
 
-class _Tanh:
-    def forward(self, y, x, x2, label):
-        torch.tanh(x, out=y)
-
-    def backward(self, dy, y, x, x2, label):
-        return torch.ops.aten.tanh_backward(dy, y), None
+def _sum_backward(dy, y, x, x2, label):
+    dy = dy.clone()  # it lies in the pool that it is added to, which index_add_ does not take
+    return dy, dy
 
 
-class _Product:
-    def forward(self, y, x, x2, label):
-        torch.mul(x, x2, out=y)
-
-    def backward(self, dy, y, x, x2, label):
-        return dy * x2, dy * x
+def _loss_backward(dy, y, x, x2, label):
+    d = torch.softmax(x, 1)
+    return d.scatter_add_(1, label[:, None], torch.full_like(dy, -1.0)).mul_(dy), None
 
 
-class _Sum:
-    def forward(self, y, x, x2, label):
-        torch.add(x, x2, out=y)
-
-    def backward(self, dy, y, x, x2, label):
-        dy = dy.clone()  # it lies in the pool that it is added to, which index_add_ does not take
-        return dy, dy
-
-
-class _Concat:
-    def forward(self, y, x, x2, label):
-        torch.cat([x, x2], 1, out=y)
-
-    def backward(self, dy, y, x, x2, label):
-        return dy.chunk(2, 1)
-
-
-class _Loss:
-    """Softmax cross entropy of each row against its label."""
-
-    def forward(self, y, x, x2, label):
-        torch.neg(torch.log_softmax(x, 1).gather(1, label[:, None]), out=y)
-
-    def backward(self, dy, y, x, x2, label):
-        d = torch.softmax(x, 1)
-        return d.scatter_add_(1, label[:, None], torch.full_like(dy, -1.0)).mul_(dy), None
+# A slice's operand is already cut down to the columns.
+_COPY = _Operator(lambda y, x, x2, label: y.copy_(x), lambda dy, y, x, x2, label: (dy, None))
+_SIGMOID = _Operator(
+    lambda y, x, x2, label: torch.sigmoid(x, out=y),
+    lambda dy, y, x, x2, label: (torch.ops.aten.sigmoid_backward(dy, y), None),
+)
+_TANH = _Operator(
+    lambda y, x, x2, label: torch.tanh(x, out=y), lambda dy, y, x, x2, label: (torch.ops.aten.tanh_backward(dy, y), None)
+)
+_PRODUCT = _Operator(lambda y, x, x2, label: torch.mul(x, x2, out=y), lambda dy, y, x, x2, label: (dy * x2, dy * x))
+_SUM = _Operator(lambda y, x, x2, label: torch.add(x, x2, out=y), _sum_backward)
+_CONCAT = _Operator(lambda y, x, x2, label: torch.cat([x, x2], 1, out=y), lambda dy, y, x, x2, label: dy.chunk(2, 1))
+_LOSS = _Operator(  # softmax cross entropy of each row against its label
+    lambda y, x, x2, label: torch.neg(torch.log_softmax(x, 1).gather(1, label[:, None]), out=y), _loss_backward
+)
 
 
 class TorchDynetLike(TorchPeer):
-    """One model; each sample declares its own graph. `policy` is "depth" or "agenda"."""
+    """One model; each sample declares its own graph."""
 
-    def __init__(self, cell, params, threads=2, policy="depth", device="cpu"):
+    def __init__(self, cell, params, threads=2, device="cpu"):
         super().__init__(cell, params, threads, device)
-        self._policy, self._declare, p = POLICIES[policy], DECLARE[cell], self._p
+        self._declare, p = DECLARE[cell], self._p
         embed, hidden, classes = p["embed"].shape[1], *p["out_w"].shape
         weights = {
             "tree_lstm": [("w_iou", "b_iou"), ("u_iou", "b_iou"), ("u_f", "b_f")],
@@ -130,26 +99,26 @@ class TorchDynetLike(TorchPeer):
         # By signature: operator, width of its operands and of its result, columns that it reads.
         self._signatures = [
             (None, None, embed, None),
-            (_Loss(), classes, 1, None),
-            (_Sigmoid(), hidden, hidden, None),
-            (_Tanh(), hidden, hidden, None),
-            (_Product(), hidden, hidden, None),
-            (_Sum(), hidden, hidden, None),
-            (_Sum(), gates, gates, None),
-            (_Concat(), hidden, 2 * hidden, None),
-            *((_Copy(), gates, hidden, slice(k * hidden, (k + 1) * hidden)) for k in range(4)),
+            (_LOSS, classes, 1, None),
+            (_SIGMOID, hidden, hidden, None),
+            (_TANH, hidden, hidden, None),
+            (_PRODUCT, hidden, hidden, None),
+            (_SUM, hidden, hidden, None),
+            (_SUM, gates, gates, None),
+            (_CONCAT, hidden, 2 * hidden, None),
+            *((_COPY, gates, hidden, slice(k * hidden, (k + 1) * hidden)) for k in range(4)),
             *((a, *a.w.shape, None) for a in self._affine),
         ]
         self._width = np.array([s[2] for s in self._signatures])
         self._pools = {}
 
     def schedule(self, batch):
-        """Graph construction: the declaration of every sample, and the batches of the policy."""
+        """Graph construction: the declaration of every sample, and the batches of the agenda."""
         *graph, extra = ([] for _ in range(5))
         for sample in batch:
             self._declare(sample, *graph, extra)
         op, a, b, depth = (np.array(x, np.int32) for x in graph)
-        order, bounds = self._policy(op, a, b, depth)
+        order, bounds = by_agenda(op, a, b, depth)
         return self._tasks(op, a, b, extra, order, bounds)
 
     @torch.no_grad()

@@ -76,7 +76,9 @@ def carry(table, sizes, edges, kids, roots, inner):
     `inner(level, rows)` maps the children's rows of a level, as many as `edges` says, to its own, as many as `sizes` says.
     """
     reader = np.full(len(table) + sum(sizes), len(sizes))  # last level that reads a row; roots: none
-    reader[kids] = np.repeat(np.arange(len(sizes)), np.asarray(edges, np.int64))  # of several readers, as in a DAG, the last one stays
+    reader[kids] = np.repeat(
+        np.arange(len(sizes)), np.asarray(edges, np.int64)
+    )  # of several readers, as in a DAG, the last one stays
     reader[roots] = len(sizes)  # outputs stay until the end, if they are children, too
     place = np.empty(len(reader), np.int64)  # of a live row in the table
     live, total, first = np.arange(len(table)), len(table), 0
