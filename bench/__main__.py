@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench import cases, memory, store, suites
-from bench.remote import PRECISION
+from bench.remote import PRECISION, Setting
 from bench.report import BUSY_CORES, cannot_run
 from bench.runner import BUSY, Bench
 from bench.store import median
@@ -123,10 +123,10 @@ def _run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         path = _packed(args.file, temporary)
         needed = tuple(n for n in names if _needed(args, n, wanted))
-        bench = Bench(needed, args.threads, args.device, pythons, log, args.precision)
+        bench = Bench(needed, Setting(args.device, args.threads, args.precision, pythons, log))
         for name, why in bench.missing.items():
             console.print(f"{name} is not installed: {why}", style="yellow", markup=False, soft_wrap=True)
-        if not bench.remotes:
+        if not bench.versions:
             raise SystemExit(f"no system can run on {args.device} on this machine")
         try:
             _run_cases(args, console, bench, wanted, names, path, start + 60 * args.minutes)
@@ -177,7 +177,7 @@ def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
         wanted_now = [c for c in wanted if args.again or not done(c)]
         progress.advance(bar, len(wanted) - len(wanted_now))
         at_once = AT_ONCE if args.device == "gpu" else 1
-        if "torch_flashrnn" in bench.remotes:  # it compiles for minutes
+        if "torch_flashrnn" in bench.versions:  # it compiles for minutes
             at_once = len(wanted)
         for i in range(0, len(wanted_now), at_once):
             if time.monotonic() > deadline:

@@ -249,7 +249,7 @@ def compiling(task: Record, folder: Path) -> Measured:
     if kind == "jax.checkpoint":
         fn = made.by_hand
     elif kind == "parts":
-        parts = {"parts": int(amount[1:])} if amount.startswith("=") else {"budget": bytes_of(amount)}
+        parts: Record = {"parts": int(amount[1:])} if amount.startswith("=") else {"budget": bytes_of(amount)}
         small = made.plan(**parts)
         small.save(folder / "plan.json")
         fn, batch, options = small.loss, small.batch(batch), small.compiler_options

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +37,8 @@ class Child:
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path | None = None, python: str | None = None):
         command = [python or sys.executable, "-m", *arguments]
         with open(log or os.devnull, "a") as stderr:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment,
-                cwd=ROOT,
-            )
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
+            self._process = subprocess.Popen(command, **pipes, text=True, env=environment, cwd=ROOT)
 
     def send(self, line: str) -> None:
         assert self._process.stdin
@@ -82,31 +77,39 @@ class Child:
         self._process.stdout.close()
 
 
+@dataclass(frozen=True)
+class Setting:
+    """How the systems of a run are run: on which device, with how many threads, and in which precision of products, if not the
+    device's default. `pythons`: interpreters of some systems."""
+
+    device: str
+    threads: int = 2
+    precision: str | None = None
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    log: Path | None = None
+
+    @property
+    def of_products(self) -> str:
+        return self.precision or PRECISION[self.device]
+
+
 class Remote(Child):
     """The worker of a system (`bench.worker`)."""
 
-    def __init__(
-        self,
-        name: str,
-        threads: int,
-        device: str,
-        python: str | None = None,
-        log: Path | None = None,
-        precision: str | None = None,
-    ):
+    def __init__(self, name: str, setting: Setting):
+        python, threads, device = setting.pythons.get(name), str(setting.threads), setting.device
         # Another Python has packages of its own.
         paths = [str(ROOT), *([] if python else filter(None, [os.environ.get("PYTHONPATH")]))]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(paths)}
         if device == "cpu":
             environment |= MALLOC | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
         else:  # several systems share the card
-            precision = precision or PRECISION[device]
-            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": OF_JAX[precision]}
-            environment["BENCH_PRECISION"] = precision
+            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "BENCH_PRECISION": setting.of_products}
+            environment["JAX_DEFAULT_MATMUL_PRECISION"] = OF_JAX[setting.of_products]
             environment["XLA_FLAGS"] = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), PROFILED]))
-        super().__init__(["bench.worker", name, "--threads", str(threads), "--device", device], environment, log, python)
+        super().__init__(["bench.worker", name, "--threads", threads, "--device", device], environment, setting.log, python)
         if hasattr(os, "sched_setaffinity") and device == "cpu":
-            os.sched_setaffinity(self.process_id, sorted(os.sched_getaffinity(0))[:threads])
+            os.sched_setaffinity(self.process_id, sorted(os.sched_getaffinity(0))[: setting.threads])
 
     def __call__(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Sends one command and returns the answer, `{"error": ...}` if the command failed."""

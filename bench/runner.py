@@ -13,12 +13,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from bench.cases import Case
 from bench.machine import cores, load, processor_seconds, rates, told_apart
-from bench.remote import PRECISION, Remote, WorkerDied
+from bench.remote import Remote, Setting, WorkerDied
 from bench.systems import SYSTEMS
 
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}  # relative, of the losses before and after two updates
@@ -32,67 +31,42 @@ STREAM, LONGEST, SAMPLES = 0.35, 1024, 5
 class Bench:
     """The workers of one run."""
 
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        threads: int,
-        device: str,
-        pythons: dict[str, str],
-        log: Path | None = None,
-        precision: str | None = None,
-    ):
-        self.remotes: dict[str, Remote] = {}
+    def __init__(self, names: tuple[str, ...], setting: Setting):
         self.missing: dict[str, str] = {}
-        self.versions: dict[str, dict[str, str]] = {}
-        self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log, precision)
-        # Workers of the second, third, ... case that is prepared in parallel: (system, index) -> worker.
-        self._more: dict[tuple[str, int], Remote] = {}
-        self._warned = False
-        self.device, self._log, self._precision = device, log, precision or PRECISION[device]
+        self.versions: dict[str, dict[str, str]] = {}  # of the systems that run
+        self._setting, self.device, self._warned = setting, setting.device, False
+        self._workers: dict[tuple[str, int], Remote] = {}  # by system, and by its place among cases prepared together
         # On a GPU machine workers start and compile in parallel. They are timed one at a time.
-        self._pool = ThreadPoolExecutor(cores() if device == "gpu" else 1)
-        wanted = [n for n in names if device in SYSTEMS[n].devices]
-        for name, (remote, hello) in zip(wanted, self._pool.map(self._start, wanted), strict=True):
-            if remote is None:
-                self.missing[name] = hello["error"]
-                continue
+        self._pool = ThreadPoolExecutor(cores() if self.device == "gpu" else 1)
+        wanted = [n for n in names if self.device in SYSTEMS[n].devices]
+        for name, hello in zip(wanted, self._pool.map(lambda name: self.ask(name, "hello"), wanted), strict=True):
             if "versions" in hello:
-                self.remotes[name], self.versions[name] = remote, hello["versions"]
+                self.versions[name] = hello["versions"]
             else:
                 self.missing[name] = hello.get("missing") or hello["error"]
-                remote.close()
-
-    def _start(self, name: str) -> tuple[Remote | None, dict[str, Any]]:
-        try:
-            remote = self._new(name)
-            return remote, remote("hello")
-        except (OSError, WorkerDied) as error:
-            return None, {"error": str(error)}
+                self._end(name, 0)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        for remote in (*self.remotes.values(), *self._more.values()):
-            remote.close()
+        for worker in self._workers.values():
+            worker.close()
 
     def ask(self, name: str, command: str, slot: int = 0, **arguments: Any) -> dict[str, Any]:
-        """Returns a worker's answer. A worker that dies (out of memory, for example) is restarted for the next case."""
+        """Returns a worker's answer. After a worker died (out of memory, for example) the next question starts another one."""
         try:
-            if slot and (name, slot) not in self._more:
-                self._more[name, slot] = self._new(name)
-                self._more[name, slot]("hello")
-            return (self._more[name, slot] if slot else self.remotes[name])(command, **arguments)
-        except WorkerDied as error:
-            remote = self._new(name)
-            remote("hello")
-            if slot:
-                self._more[name, slot] = remote
-            else:
-                self.remotes[name] = remote
+            if (name, slot) not in self._workers:
+                self._workers[name, slot] = Remote(name, self._setting)
+            return self._workers[name, slot](command, **arguments)
+        except (OSError, WorkerDied) as error:
+            self._end(name, slot)
             return {"error": str(error)}
 
+    def _end(self, name: str, slot: int) -> None:
+        if worker := self._workers.pop((name, slot), None):
+            worker.close()
+
     def _work(self) -> tuple[float, float] | None:
-        workers = (*self.remotes.values(), *self._more.values())
-        return processor_seconds([os.getpid(), *(remote.process_id for remote in workers)])
+        return processor_seconds([os.getpid(), *(worker.process_id for worker in self._workers.values())])
 
     def run_together(
         self,
@@ -110,7 +84,7 @@ class Bench:
 
         def prepare(job: tuple[int, Case, str]) -> dict[str, Any]:
             slot, case, name = job
-            runs = SYSTEMS[name].runs(case, self.device, quick, self._precision)
+            runs = SYSTEMS[name].runs(case, self.device, quick, self._setting.of_products)
             reason = self.missing.get(name) or runs or left_out(case, name)
             if reason:
                 return {"error": reason}
@@ -200,7 +174,7 @@ class Bench:
         if self.device == "cpu" and (warning := told_apart(record["rates"])) and not self._warned:
             self._warned = True
             print(f"{case}: {warning}", file=sys.stderr)
-        _check(systems, TOLERANCE[self._precision])
+        _check(systems, TOLERANCE[self._setting.of_products])
         record["load_after"] = load()
 
     def _passes(self, name: str, slot: int, steps: int) -> int:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from bench import __main__ as command, cases, machine, remote, report, runner, store, suites
-from bench.remote import Remote
+from bench.remote import Remote, Setting
 from bench.runner import Bench
 from bench.systems import SYSTEMS
 from bench.worker import Worker
@@ -25,7 +25,7 @@ def ran(tmp_path_factory):
     And the answer of a worker that fails, and the versions.
     """
     log = tmp_path_factory.mktemp("log") / "log"
-    bench = Bench(("cavs", "jax_scan"), 2, "cpu", {}, log)
+    bench = Bench(("cavs", "jax_scan"), Setting("cpu", log=log))
     try:
         names, settings = ("cavs", "jax_scan", "torch_packed_lstm"), {"quick": True, "rounds": 2, "seconds": 0.01}
         skip = lambda case, name: "not here" if (case, name) == (OTHER, "cavs") else None  # noqa: E731
@@ -75,9 +75,8 @@ def test_a_sample_on_a_gpu_is_a_stream(monkeypatch):
         step = {"cavs": 4e-4, "torch_manual": 7e-3, "jax_scan": 1e-6, "torch_levelled": 0.2}[name]
         return {"samples": [step + start / (8 * passes)] * samples} if command == "round" else {}
 
-    monkeypatch.setattr(Bench, "_start", lambda self, name: (SimpleNamespace(process_id=os.getpid()), {"versions": {}}))
     names = ("cavs", "torch_manual", "jax_scan", "torch_levelled")
-    bench = Bench(names, 2, "gpu", {})
+    bench = Bench((), Setting("gpu"))
     monkeypatch.setattr(bench, "ask", ask)
     record = {"case": "", "steps": 8, "systems": {}}
     prepared = {n: {"gflop": 1.0, "losses": [1.0]} for n in names}
@@ -127,8 +126,8 @@ class Stopped(Bench):
     asked: ClassVar[list[str]] = []
     stop = -1
 
-    def __init__(self, names, *_):
-        self.missing, self.remotes, self.versions = {}, dict.fromkeys(names), {n: {"python": "3"} for n in names}
+    def __init__(self, names, _):
+        self.missing, self.versions = {}, {n: {"python": "3"} for n in names}
 
     def run_together(self, wanted, names, **_):
         if len(self.asked) == self.stop:
@@ -198,7 +197,7 @@ def test_workers_get_the_precision_of_the_run(monkeypatch):
     seen = []
     monkeypatch.setattr(remote.subprocess, "Popen", lambda *_, env, **__: seen.append(env) or SimpleNamespace(pid=os.getpid()))
     for precision in (None, "bf16"):
-        Remote("cavs", 2, "gpu", precision=precision)
+        Remote("cavs", Setting("gpu", precision=precision))
     names = ("JAX_DEFAULT_MATMUL_PRECISION", "BENCH_PRECISION")
     assert [[env[n] for n in names] for env in seen] == [["tensorfloat32", "tf32"], ["BF16_BF16_F32", "bf16"]]
     case = cases.Case("lstm", "fixed-64", 256, 64, 256)
@@ -208,8 +207,8 @@ def test_workers_get_the_precision_of_the_run(monkeypatch):
 
 
 def test_an_absent_interpreter_is_reported():
-    bench = Bench(("dynet",), 2, "cpu", {"dynet": "/no/such/python"})
-    assert "dynet" in bench.missing and not bench.remotes
+    bench = Bench(("dynet",), Setting("cpu", pythons={"dynet": "/no/such/python"}))
+    assert "dynet" in bench.missing and not bench.versions
 
 
 def test_another_loss_is_marked(results):
