@@ -1,10 +1,9 @@
-"""Suite `convolution`: the layers of MegaKernels' Table 2, their gradients, an ablation, and steps of networks, in float32.
+"""Suite `convolution`: the layers of MegaKernels' Table 2, their gradients, and steps of networks, in float32.
 
 Peers: XLA's convolution, and PyTorch's in NCHW and NHWC with `cudnn.benchmark`, which times all of cuDNN's algorithms. TF32 is
 off.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import json
@@ -21,9 +20,8 @@ import cavs
 from bench import device_time
 from bench.networks import NETWORKS
 from cavs._convolution.choice import Operation
-from cavs._convolution.layouts import layout as layout_of
 from cavs._convolution.primitives import CONVOLUTION, FILTERS, by_xla, chosen, conv, conv_filters
-from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Distances, Target, convolve
+from cavs.kernels import ConvolutionSizes, Target
 from cavs.kernels._tasks.convolution import convolve_in_stages
 
 # K, C, and H = W: Table 2.
@@ -136,36 +134,6 @@ def layer(operation: Operation, name: str) -> dict[str, Any]:
     return found | {"errors": rms_errors(in_float64(operation, few), results)}
 
 
-def variations(base: ConvolutionLayout, groups: int) -> dict[str, ConvolutionLayout]:
-    """Layouts that differ from one in one parameter (MegaKernels, figures 8 to 10)."""
-    share, found = base.distances.share, {"base": base}
-    for m in (1, 2, 8, 16):
-        found[f"M={m}"] = dataclasses.replace(base, distances=Distances(m, m, 1))
-    for lead in (2, 4):
-        found[f"INPUT {lead * share} groups ahead"] = dataclasses.replace(base, distances=Distances(share, lead * share, 1))
-    for lag in (2, 3):
-        found[f"OUTPUT {lag * share} groups behind"] = dataclasses.replace(base, distances=Distances(share, share, lag))
-    for tiles in (2, 8):
-        found[f"{tiles} tiles a task"] = dataclasses.replace(base, input_tiles=tiles, output_tiles=tiles)
-    found["two warpgroups transform"] = dataclasses.replace(base, transformers=2)
-    return {name: layout for name, layout in found.items() if layout.distances.lead <= groups}
-
-
-def ablation(name: str) -> dict[str, Any]:
-    """Microseconds of a layer's launch with other parameters, and of its stages in launches of their own."""
-    outputs, channels, side = LAYERS[name]
-    s = ConvolutionSizes(BATCH, side, side, channels, outputs, SAME, 4)
-    operands = [jnp.asarray(x) for x in draw(CONVOLUTION.shapes(s))]
-    base = layout_of(s, min(4, s.groups), Target.here())
-    runs = {n: functools.partial(convolve, padding=SAME, layout=v) for n, v in variations(base, s.groups).items()}
-    runs["stages apart"] = functools.partial(convolve_in_stages, padding=SAME, layout=base)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        compiled = dict(zip(runs, pool.map(lambda run: jax.jit(run).lower(*operands).compile(), runs.values()), strict=True))
-    return {"layer": name, "varied": "M=4, 4 tiles a task, three warpgroups transform"} | {
-        n: times if n == "stages apart" else times[0] for n, run in compiled.items() for times in [launches(run, *operands)]
-    }
-
-
 def network(name: str) -> dict[str, Any]:
     """Milliseconds of a training step with XLA's convolutions and with `cavs.conv`, and how far their gradients differ."""
     net, batch = NETWORKS[name](), 32 if name == "densenet161" else BATCH
@@ -189,7 +157,6 @@ def network(name: str) -> dict[str, Any]:
 PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], Sequence[str]]] = {
     "layers": (functools.partial(layer, CONVOLUTION), tuple(LAYERS)),
     "filters": (functools.partial(layer, FILTERS), tuple(LAYERS)),
-    "ablation": (ablation, ("ResNet-1", "VGG-2", "YOLOv3-4")),
     "networks": (network, ("resnet50", "vgg16", "darknet53", "densenet161")),
 }
 

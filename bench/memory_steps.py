@@ -93,7 +93,8 @@ def model(case: str, size: str = "", samples: int = 0, hidden: int = 0, side: in
         params, batch = net.init(jax.random.key(0)), net.batch(jax.random.key(1), samples)
         return Model(lambda p, b, remat: cavs.data.mean(net.losses(p, *b, remat=remat)), params, batch, {})
     found = models.CASES[case]
-    return Model(found.loss, *jax.jit(partial(found.init, **getattr(found, size)))(jax.random.key(0)), {})
+    params, batch = jax.jit(partial(found.init, **getattr(found, size)))(jax.random.key(0))
+    return Model(found.loss, params, batch, {})
 
 
 # ---------------------------------------------------------------- plans within budgets

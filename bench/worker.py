@@ -51,11 +51,6 @@ class Worker:
 
             if jax.default_backend() != "gpu":
                 return {"missing": "needs a GPU that JAX sees: pip install 'jax[cuda13]'"}
-        if not missing and "engine" in self.system.options:
-            from cavs._engines.choose import ENGINES
-
-            if self.system.options["engine"] not in ENGINES:
-                return {"missing": f"needs engine {self.system.options['engine']!r}, which this version of cavs lacks"}
         if missing:
             return {"missing": "needs " + ", ".join(missing) + ": " + self.system.install}
         for module in ("numpy", *self.system.needs, *(["cavs"] if self.name.startswith("cavs") else [])):

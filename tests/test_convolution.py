@@ -364,7 +364,6 @@ def test_the_bench_measures_every_part(as_on_a_card: list[str], monkeypatch: pyt
 
     monkeypatch.setattr(bench, "BATCH", 3)
     monkeypatch.setattr(bench, "LAYERS", {"VGG-2": (3, 2, 5)})
-    monkeypatch.setattr(bench, "convolve", in_stages)
     monkeypatch.setattr(bench, "convolve_in_stages", in_stages)
     monkeypatch.setattr(bench, "launches", lambda run, *operands: [float(run(*operands).ndim)])
     monkeypatch.setattr(bench, "seconds", lambda run, finish, times=1: float(finish(run()) is not None))
@@ -373,12 +372,12 @@ def test_the_bench_measures_every_part(as_on_a_card: list[str], monkeypatch: pyt
     monkeypatch.setattr(bench, "chosen", lambda *args: chosen)
     monkeypatch.setattr(bench, "NETWORKS", {"resnet50": lambda: networks.with_images(networks.resnet(18), 16)})
     bench.main(tmp_path, 100, ["layers:VGG-2", "filters:VGG-2"])
-    bench.main(tmp_path, 100, ["ablation:VGG-2", "networks:resnet50"])
+    bench.main(tmp_path, 100, ["networks:resnet50"])
     found = json.loads(next(tmp_path.glob("convolution-*.json")).read_text())
     for part in ("layers", "filters"):
         errors = found[part]["VGG-2"]["errors"]
         assert 0 < errors["F(2x2)"] <= 4 * errors["direct"] and 0 < errors["F(4x4)"] <= 10 * errors["direct"]
-    assert found["ablation"]["VGG-2"]["stages apart"] == [4.0]
+    assert found["layers"]["VGG-2"]["stages"] == [4.0]
     assert found["networks"]["resnet50"]["difference"] < 1e-3
     with pytest.raises(SystemExit, match="bench convolution: got 'layer'; expected a part, or part:name, of layers"):
         bench.main(tmp_path, 100, ["layer"])
