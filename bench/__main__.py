@@ -14,12 +14,9 @@ import fnmatch
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import Any
 
 from bench import cases, memory, store, suites
 from bench.remote import PRECISION, Setting
@@ -33,43 +30,38 @@ AT_ONCE = max(4, (os.cpu_count() or 1) // 2)  # cases compiled in parallel in a 
 
 def main() -> None:
     args = _parser().parse_args()
-    chosen = {
-        "run": _run,
-        "report": _report,
-        "tune": _tune,
-        "profile": _profile,
-        "peers": _peers,
-        "memory": _memory,
-        "convolution": _convolution,
-    }
-    chosen[args.command](args)
+    args.run(args)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Times Cavs and its peers. Each command has --help.")
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_run(commands.add_parser("run", help="time a suite"))
-    report = commands.add_parser("report", help="write tables from the results")
-    report.add_argument("--results", type=Path, default=store.RESULTS)
-    tune = commands.add_parser("tune", help="time layouts of the persistent kernels on this GPU")
+
+    def command(run: Callable[[Any], None], text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(run.__name__[1:], help=text)
+        made.set_defaults(run=run)
+        made.add_argument("--results", type=Path, default=store.RESULTS)
+        return made
+
+    _add_run(command(_run, "time a suite"))
+    command(_report, "write tables from the results")
+    tune = command(_tune, "time layouts of the persistent kernels on this GPU")
     tune.add_argument("--minutes", type=float, default=30.0)
     tune.add_argument("--precision", help="of products, as for jax.default_matmul_precision")
-    profile = commands.add_parser("profile", help="print the kernels of a training step of Cavs on this GPU, in order")
+    profile = command(_profile, "print the kernels of a training step of Cavs on this GPU, in order")
     profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
     profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
-    suite = commands.add_parser("memory", help="measure suite memory: budgets, parts, and Echo's models with recompute")
+    suite = command(_memory, "measure suite memory: budgets, parts, and Echo's models with recompute")
     names = ", ".join(dict.fromkeys((*memory.PROGRAMS, *memory.PLANS, *memory.CASES)))
     suite.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; all if none")
     suite.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     suite.add_argument("--quick", action="store_true", help="small sizes, four budgets")
     suite.add_argument("--only", choices=memory.PARTS, action="append", help="may be repeated; default all")
     suite.add_argument("--commit", help="the commit of this code, if this is not a git checkout")
-    suite.add_argument("--results", type=Path, default=store.RESULTS)
-    layers = commands.add_parser("convolution", help="time convolutions of 3 x 3, and networks, on this GPU")
+    layers = command(_convolution, "time convolutions of 3 x 3, and networks, on this GPU")
     layers.add_argument("names", nargs="*", metavar="PART", help="such as layers, filters:VGG-1 or networks; all if none")
-    layers.add_argument("--results", type=Path, default=store.RESULTS)
     layers.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
-    commands.add_parser("peers", help="list the peers and how to install them")
+    command(_peers, "list the peers and how to install them")
     return parser
 
 
@@ -87,7 +79,6 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--again", action="store_true", help="repeat cases that today's results hold already")
     run.add_argument("--python", action="append", default=[], metavar="SYSTEM=PATH", help="run a system with this interpreter")
     run.add_argument("--commit", help="the commit of this code, if this is not a git checkout")
-    run.add_argument("--results", type=Path, default=store.RESULTS)
 
 
 def _profile(args: argparse.Namespace) -> None:
@@ -105,10 +96,9 @@ def _tune(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    console, start = Console(), time.monotonic()
-    load = os.getloadavg()[0]
-    if load > BUSY:
-        console.print(f"[yellow]The machine is busy (load {load:.1f}): results will be noisy. The record says so.")
+    deadline = time.monotonic() + 60 * args.minutes
+    if (load := os.getloadavg()[0]) > BUSY:
+        print(f"The machine is busy (load {load:.1f}): results will be noisy. The record says so.")
     names = tuple(args.systems.split(",")) if args.systems else suites.systems_of(args.suite, args.quick, args.device)
     wanted = [c for c in suites.cases_of(args.suite, args.quick, args.device) if fnmatch.fnmatch(c.name, args.only)]
     if not wanted:
@@ -117,21 +107,20 @@ def _run(args: argparse.Namespace) -> None:
         args.precision = None
     elif args.precision and args.device == "cpu":
         raise SystemExit(f"--precision: got {args.precision!r}; on a CPU products are in fp32. Omit it, or add --device gpu.")
-    pythons = dict(p.split("=", 1) for p in args.python)
     args.results.mkdir(parents=True, exist_ok=True)
-    log = args.results / "workers.log"
-    with tempfile.TemporaryDirectory() as temporary:
-        path = _packed(args.file, temporary)
-        needed = tuple(n for n in names if _needed(args, n, wanted))
-        bench = Bench(needed, Setting(args.device, args.threads, args.precision, pythons, log))
-        for name, why in bench.missing.items():
-            console.print(f"{name} is not installed: {why}", style="yellow", markup=False, soft_wrap=True)
-        if not bench.versions:
-            raise SystemExit(f"no system can run on {args.device} on this machine")
-        try:
-            _run_cases(args, console, bench, wanted, names, path, start + 60 * args.minutes)
-        finally:
-            bench.close()
+    pythons, log = dict(p.split("=", 1) for p in args.python), args.results / "workers.log"
+    bench = Bench(
+        tuple(n for n in names if _needed(args, n, wanted)), Setting(args.device, args.threads, args.precision, pythons, log)
+    )
+    for name, why in bench.missing.items():
+        print(f"{name} is not installed: {why}")
+    if not bench.versions:
+        raise SystemExit(f"no system can run on {args.device} on this machine")
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            _run_cases(args, bench, wanted, names, _packed(args.file, temporary), deadline)
+    finally:
+        bench.close()
 
 
 def _needed(args: argparse.Namespace, name: str, wanted: list[cases.Case]) -> bool:
@@ -164,43 +153,41 @@ def _packed(file: str | None, folder: str) -> str | None:
     return path
 
 
-def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
+def _run_cases(
+    args: Any, bench: Bench, wanted: list[cases.Case], names: tuple[str, ...], path: str | None, deadline: float
+) -> None:
     names = tuple(n for n in names if args.device in SYSTEMS[n].devices)
     environment = store.environment(args.device, args.threads, bench.versions, args.commit, args.precision)
     device = store.device_name(args.device, args.threads, bench.versions)
     results = store.Store(args.results / device / f"{time.strftime('%Y-%m-%d')}.json")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    rounds = args.rounds or (3 if args.quick else 7)
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(args.suite, total=len(wanted))
-        done = lambda c: results.done(args.suite, c.name, names, args.quick, args.precision or "")  # noqa: E731
-        wanted_now = [c for c in wanted if args.again or not done(c)]
-        progress.advance(bar, len(wanted) - len(wanted_now))
-        at_once = AT_ONCE if args.device == "gpu" else 1
-        if "torch_flashrnn" in bench.versions:  # it compiles for minutes
-            at_once = len(wanted)
-        for i in range(0, len(wanted_now), at_once):
-            if time.monotonic() > deadline:
-                console.print(f"[yellow]--minutes is over before {wanted_now[i].name}: run again to continue")
-                break
-            for record in bench.run_together(
-                wanted_now[i : i + at_once],
+    precision = {"precision": args.precision} if args.precision else {}
+    done = [c for c in wanted if results.done(args.suite, c.name, names, args.quick, args.precision or "")]
+    left = [c for c in wanted if args.again or c not in done]
+    at_once = AT_ONCE if args.device == "gpu" else 1
+    if "torch_flashrnn" in bench.versions:  # it compiles for minutes
+        at_once = len(wanted)
+    for i in range(0, len(left), at_once):
+        if time.monotonic() > deadline:
+            print(f"--minutes is over before {left[i].name}: run again to continue")
+            break
+        for n, record in enumerate(
+            bench.run_together(
+                left[i : i + at_once],
                 names,
                 quick=args.quick,
-                rounds=rounds,
+                rounds=args.rounds or (3 if args.quick else 7),
                 seconds=0.4 if args.quick else 1.0,
                 path=path,
                 left_out=lambda case, name: suites.left_out(args.suite, case, name, args.quick, args.device),
-                tell=lambda text: progress.update(bar, description=text),
-            ):
-                precision = {"precision": args.precision} if args.precision else {}
-                record = {"suite": args.suite, "quick": args.quick} | precision | record
-                results.add(record, environment)
-                console.print(_line(record), soft_wrap=True, markup=False)
-                if record.get("other_cores", 0) > BUSY_CORES:
-                    console.print(f"[yellow]  noisy: other programs used {record['other_cores']:.1f} cores during this case")
-                progress.advance(bar)
-    console.print(f"{results.path}: {len(results.data['records'])} cases. Next: python -m bench report")
+            ),
+            len(wanted) - len(left) + i + 1,
+        ):
+            record = {"suite": args.suite, "quick": args.quick} | precision | record
+            results.add(record, environment)
+            print(f"{n} of {len(wanted)}: {_line(record)}", flush=True)
+            if record.get("other_cores", 0) > BUSY_CORES:
+                print(f"  noisy: other programs used {record['other_cores']:.1f} cores during this case")
+    print(f"{results.path}: {len(results.data['records'])} cases. Next: python -m bench report")
 
 
 def _line(record: dict) -> str:
@@ -223,8 +210,7 @@ def _report(args: argparse.Namespace) -> None:
     path.write_text(report.tables(store.latest(args.results)))
     if args.results.resolve() == store.RESULTS:
         readme.write_text(report.with_main_table(readme.read_text(), store.latest()))
-    memory = memory_report.write(args.results)
-    Console().print(*filter(None, (path, memory)))
+    print(*filter(None, (path, memory_report.write(args.results))))
 
 
 def _convolution(args: argparse.Namespace) -> None:
@@ -243,12 +229,10 @@ def _memory(args: argparse.Namespace) -> None:
 
 
 def _peers(args: argparse.Namespace) -> None:
-    table = Table("system", "models", "devices", "installed", "install")
     for name, s in SYSTEMS.items():
         missing = s.missing()
-        here = f"[red]needs {', '.join(missing)}" if missing else "[green]yes"
-        table.add_row(name, ", ".join(s.cells), ", ".join(s.devices), here, escape(s.install))
-    Console().print(table)
+        print(f"{name}: {', '.join(s.cells)}; on {', '.join(s.devices)}")
+        print(f"    needs {', '.join(missing)}: {s.install}" if missing else "    is installed")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ SEED = 0
 SHAPES = {
     "sst": graphs.sst_like,
     "complete": graphs.complete,
-    "pyramid": graphs.pyramid,
     "chains": graphs.chains,
     "fixed": graphs.fixed,
     "dependency": graphs.dependency,

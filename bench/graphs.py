@@ -1,6 +1,6 @@
 """Trees, chains and directed acyclic graphs, drawn from a seed (NumPy only; also for Python 3.8).
 
-A graph is a dict of arrays (see `bench.peers`). Trees and two-child DAGs have `left`, `right`, `word`, `label`. Chains have
+A graph is a dict of arrays (see `bench.peers`). Trees have `left`, `right`, `word`, `label`. Chains have
 `words`, `labels`. Graphs of any fan-in have `child_offsets`, `children`, `word`, `label`. Children come before their parents,
 and the only root is last.
 """
@@ -79,20 +79,6 @@ def _words(rng, left, right) -> dict:
 def complete(rng, count: int, leaves: int = 256) -> list:
     """Draws complete binary trees (Tree-FC of TensorFlow Fold)."""
     return [binary_tree(rng, leaves, lambda _, n: n // 2) for _ in range(count)]
-
-
-def pyramid(rng, count: int) -> list:
-    """Draws two-child DAGs over sentences. Row k combines neighbours of row k - 1 (TD-RNN and TD-LSTM of VPPS)."""
-    graphs = []
-    for n in np.rint(np.interp(rng.random(count), _QUANTILES, _LEAVES)).astype(int).tolist():
-        left, right, below = [-1] * n, [-1] * n, 0
-        for width in range(n - 1, 0, -1):
-            start = len(left)
-            left += range(below, below + width)
-            right += range(below + 1, below + width + 1)
-            below = start
-        graphs.append(_words(rng, np.array(left), np.array(right)))
-    return graphs
 
 
 def chains(rng, count: int, shortest: int = 5, longest: int = 60) -> list:

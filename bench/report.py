@@ -35,7 +35,7 @@ def engine_of(name: str, system: Record) -> str:
 def cannot_run(system: Record) -> bool:
     """Returns whether a system is absent by design or for lack of a package, rather than because it failed."""
     why = system.get("absent", "")
-    return why.startswith(("no ", "not on ", "trees only", "needs ", "compiles for minutes"))
+    return why.startswith(("no ", "not on ", "needs ", "compiles for minutes"))
 
 
 def tables(found: Records) -> str:

@@ -78,7 +78,6 @@ class Bench:
         seconds: float,
         path: str | None = None,
         left_out: Callable[[Case, str], str | None] = lambda case, name: None,
-        tell: Callable[[str], None] = lambda text: None,
     ) -> Iterator[dict[str, Any]]:
         """Runs cases on all systems that can run them. Prepares all cases in parallel, then times and yields each."""
 
@@ -88,7 +87,6 @@ class Bench:
             reason = self.missing.get(name) or runs or left_out(case, name)
             if reason:
                 return {"error": reason}
-            tell(f"{case.name}: {name} compiles")
             found: dict[str, Any] = {}
             for command, arguments in (
                 ("open", {"case": case.name, "steps": case.steps(quick, self.device), "path": path}),
@@ -118,7 +116,7 @@ class Bench:
                 "systems": {},
             }
             found = dict(zip(names, prepared[slot * len(names) : (slot + 1) * len(names)], strict=True))
-            self._time(record, slot, found, rounds, seconds, tell)
+            self._time(record, slot, found, rounds, seconds)
             yield _rounded(record)
 
     def _time(
@@ -128,7 +126,6 @@ class Bench:
         found: dict[str, dict[str, Any]],
         rounds: int,
         seconds: float,
-        tell: Callable[[str], None],
     ) -> None:
         """Times one case and fills its record. `found` holds the answers of each system's preparation."""
         case, steps, systems = record["case"], record["steps"], record["systems"]
@@ -150,7 +147,6 @@ class Bench:
             for name in ready[r % max(len(ready), 1) :] + ready[: r % max(len(ready), 1)]:
                 if "samples" not in systems[name]:
                     continue
-                tell(f"{case}: round {r + 1}, {name}")
                 answer = self.ask(name, "round", slot, samples=samples[name], passes=passes[name])
                 if "error" in answer:
                     systems[name] = {"absent": answer["error"]}
@@ -167,7 +163,6 @@ class Bench:
             record["other_cores"] = max(0.0, others / max(seconds_taken, 1e-9))
         for name in ready:
             if "samples" in systems[name]:
-                tell(f"{case}: {name} is profiled")
                 systems[name] |= self.ask(name, "schedule", slot, passes=passes[name]) | self.ask(name, "profile", slot)
         record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
         record["rates"] = rates(systems)

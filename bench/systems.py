@@ -25,7 +25,6 @@ class System:
     needs: tuple[str, ...]
     install: str
     devices: tuple[str, ...] = ("cpu", "gpu")
-    trees_only: bool = False
     slow: bool = False  # to compile or to run, or slower than a sibling: quick runs time it at one size
     precisions: tuple[str, ...] = PRECISIONS[:2]  # PyTorch peers need code for bf16
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -43,8 +42,6 @@ class System:
             return "no " + precision
         if case.cell not in self.cells:
             return "no " + case.cell
-        if self.trees_only and case.shape.split("-")[0] == "pyramid":
-            return "trees only"
         if self.slow and quick and (case.hidden, case.batch) != (256 if device == "cpu" else 512, 64):
             return "no quick run of this size"
         return None
@@ -87,7 +84,7 @@ def _cudnn(cls, gpu=False, padded=False, slow=False):
 
 
 def _triton(cls):
-    return _torch("torch_triton", cls, TREES, ("torch", "triton"), gpu=True, trees_only=True)
+    return _torch("torch_triton", cls, TREES, ("torch", "triton"), gpu=True)
 
 
 SYSTEMS = {
@@ -103,8 +100,8 @@ SYSTEMS = {
     "cavs-lazy-alone": _ours(fusion=False, eager=False),
     "cavs-serial": _ours(policy="serial"),
     "torch_levelled": _torch("torch_levelled", "TorchLevelled"),
-    "torch_manual": _torch("torch_manual", "TorchManual", trees_only=True),
-    "torch_cuda_graph": _torch("torch_manual", "TorchCudaGraph", gpu=True, trees_only=True),
+    "torch_manual": _torch("torch_manual", "TorchManual"),
+    "torch_cuda_graph": _torch("torch_manual", "TorchCudaGraph", gpu=True),
     "torch_triton": _triton("TorchTriton"),
     "torch_triton_graph": _triton("TorchTritonCudaGraph"),
     "torch_packed_lstm": _cudnn("TorchPackedLSTM"),

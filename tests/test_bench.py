@@ -80,7 +80,7 @@ def test_a_sample_on_a_gpu_is_a_stream(monkeypatch):
     monkeypatch.setattr(bench, "ask", ask)
     record = {"case": "", "steps": 8, "systems": {}}
     prepared = {n: {"gflop": 1.0, "losses": [1.0]} for n in names}
-    bench._time(record, 0, prepared, 3, 0.4, lambda text: None)
+    bench._time(record, 0, prepared, 3, 0.4)
     streams = {n: s["stream"] for n, s in record["systems"].items()}
     assert streams["jax_scan"] == runner.LONGEST and streams["torch_levelled"] == 8
     for name in ("cavs", "torch_manual"):
