@@ -148,7 +148,7 @@ def _packed(file: str | None, folder: str) -> str | None:
         both[np.diff(g.child_offsets) > 0] = g.children.reshape(-1, 2)
         label = 0 if g.label is None else int(g.label[-1]) % cases.CLASSES
         samples.append({"left": both[:, 0], "right": both[:, 1], "word": g.input_id, "label": label})
-    path = str(Path(folder) / "trees.npz")
+    path = str(Path(folder) / "trees.json")
     cases.pack(samples, path)
     return path
 

@@ -7,6 +7,7 @@ which DyNet's wheel needs.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -107,22 +108,16 @@ def dataset(case: Case, steps: int, path: str | None = None) -> list:
 
 
 def pack(trees: list, path: str) -> None:
-    """Writes trees to an .npz file for the workers."""
-    left, right, word = (np.concatenate([g[k] for g in trees]) for k in ("left", "right", "word"))
-    counts, label = np.array([len(g["word"]) for g in trees]), np.array([g["label"] for g in trees])
-    np.savez(path, counts=counts, label=label, left=left, right=right, word=word)
+    """Writes trees to a JSON file for the workers."""
+    with open(path, "w") as file:
+        json.dump([{k: np.asarray(v).tolist() for k, v in tree.items()} for tree in trees], file)
 
 
 def unpack(path: str) -> list:
-    """Reads the trees of an .npz file by `pack`. Words are taken modulo the vocabulary size."""
-    with np.load(path) as f:
-        z = {k: f[k] for k in f.files}
-    ends = np.cumsum(z["counts"])
-    word = np.where(z["word"] < 0, -1, z["word"] % VOCAB)
-    return [
-        {"left": z["left"][e - n : e], "right": z["right"][e - n : e], "word": word[e - n : e], "label": int(c)}
-        for e, n, c in np.stack([ends, z["counts"], z["label"]], 1).tolist()
-    ]
+    """Reads the trees of a file by `pack`. Words are taken modulo the vocabulary size."""
+    with open(path) as file:
+        trees = [{k: np.array(v) for k, v in tree.items()} for tree in json.load(file)]
+    return [dict(t, word=np.where(t["word"] < 0, -1, t["word"] % VOCAB), label=int(t["label"])) for t in trees]
 
 
 def gflop(case: Case, batches: list) -> float:

@@ -17,7 +17,7 @@ import optax
 from jax import lax
 
 import cavs
-from bench.networks import Remat, conv, group_scaled, identity, pool, scaled
+from bench.networks import Remat, conv, group_scaled, identity, resnet, scaled, with_images
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -231,50 +231,24 @@ def _at_positions(x: Array) -> Array:
     return x + jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1).astype(x.dtype)
 
 
-def resnet_init(key: Array, width: int, batch: int, pixels: int, blocks: int, stages: int = 4) -> tuple[Params, Any]:
-    k = iter(jax.random.split(key, 16 * blocks + 5))
-
-    def square(size: int, n: int, m: int) -> Array:
-        return _filter(next(k), size, size, n, m)
-
-    found, n = [], width
-    for s in range(stages):
-        m = width * 2**s
-        stage = []
-        for _ in range(blocks):
-            block = {"in": square(1, n, m), "mid": square(3, m, m), "out": square(1, m, 4 * m)}
-            block |= {"norms": [_norm_params(m), _norm_params(m), _norm_params(4 * m)]}
-            stage.append(block | ({"skip": square(1, n, 4 * m)} if n != 4 * m else {}))
-            n = 4 * m
-        found.append(stage)
-    params = {"stem": square(7, 3, width), "norm": _norm_params(width), "stages": found, "head": _matrix(next(k), n, 100)}
-    return params, (jax.random.normal(next(k), (batch, pixels, pixels, 3)), jax.random.randint(next(k), (batch,), 0, 100))
+def resnet_init(key: Array, width: int, batch: int, pixels: int, blocks: int, stages: int = 4) -> tuple[Any, Any]:
+    network = with_images(resnet((blocks,) * stages, 100, width), pixels)
+    return network.init(key), network.batch(key, batch)
 
 
-def resnet_block(p: Params, x: Array, stride: int) -> Array:
-    """A bottleneck block with batch normalisation (He et al., 2016)."""
-    norm = partial(_norm, axes=(0, 1, 2))
-    y = jax.nn.relu(norm(conv(x, p["in"]), p["norms"][0]))
-    y = jax.nn.relu(norm(conv(y, p["mid"], stride), p["norms"][1]))
-    y = norm(conv(y, p["out"]), p["norms"][2])
-    return jax.nn.relu(y + (conv(x, p["skip"], stride) if "skip" in p else x))
-
-
-def resnet_loss(p: Params, batch: Any, remat: Remat = identity) -> Array:
-    images, labels = batch
-    x = jax.nn.relu(_norm(conv(images, p["stem"], 2), p["norm"], (0, 1, 2)))
-    x = pool(x, 3, 2)
-    for s, stage in enumerate(p["stages"]):
-        for b, block in enumerate(stage):
-            x = remat(partial(resnet_block, stride=2 if s and not b else 1))(block, x)
-    return _cross_entropy(x.mean((1, 2)) @ p["head"], labels)
+def resnet_loss(p: Any, batch: Any, remat: Remat = identity) -> Array:
+    """A ResNet (He et al., 2016), whose numbers of stages and blocks follow from the shapes of its parameters."""
+    width = p[0]["w"].shape[-1]
+    stages = (p[-1]["w"].shape[0] // (4 * width)).bit_length()
+    network = resnet(((len(p) - 2) // stages,) * stages, 100, width)
+    return network.losses(p, *batch, remat=remat).mean()
 
 
 @dataclass(frozen=True)
 class Case:
     """A model: `full` sizes as in Echo's evaluation, for a GPU, and `small` ones for a CPU."""
 
-    init: Callable[..., tuple[Params, Any]]
+    init: Callable[..., tuple[Any, Any]]
     loss: Callable[..., Array]
     full: dict[str, Any]
     small: dict[str, Any]

@@ -1,7 +1,7 @@
 """Networks of images, in float32 and plain JAX: ResNet, VGG-16, DenseNet-161 and YOLO-v3's Darknet-53.
 
 ```python
-network = resnet(50)
+network = resnet((3, 4, 6, 3))  # ResNet-50
 params = network.init(jax.random.key(0))
 images, labels = network.batch(jax.random.key(1), 32)
 value = network.loss(params, images, labels, conv3=cavs.conv)
@@ -149,34 +149,30 @@ def _head(channels: int, classes: int) -> Block:
 # --- ResNet (He et al., 2016).
 
 
-def resnet(depth: int, classes: int = 1000) -> Network:
-    """ResNet-18, 50 and 152."""
-    counts, bottleneck = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}[depth], depth > 18
-    found, channels = [Block({"w": (7, 7, 3, 64), "norm": (64,)}, _resnet_stem)], 64
+def resnet(counts: Sequence[int], classes: int = 1000, width: int = 64) -> Network:
+    """ResNet with bottleneck blocks, as many in each stage as `counts` says."""
+    found, channels = [Block({"w": (7, 7, 3, width), "norm": (width,)}, _resnet_stem)], width
     for stage, count in enumerate(counts):
-        width = 64 << stage
         for n in range(count):
-            found.append(_residual(channels, width, 2 if stage and not n else 1, bottleneck))
-            channels = 4 * width if bottleneck else width
-    return Network(f"ResNet-{depth}", (*found, _head(channels, classes)), classes=classes)
+            found.append(_bottleneck(channels, width << stage, 2 if stage and not n else 1))
+            channels = 4 * width << stage
+    return Network(f"ResNet-{3 * sum(counts) + 2}", (*found, _head(channels, classes)), classes=classes)
 
 
 def _resnet_stem(p: Any, x: Array, ops: Ops) -> Array:
     return pool(jax.nn.relu(ops.norm(ops(x, p["w"], 2), p["norm"])), 3, 2)
 
 
-def _residual(channels: int, width: int, stride: int, bottleneck: bool) -> Block:
-    out = 4 * width if bottleneck else width
+def _bottleneck(channels: int, width: int, stride: int) -> Block:
+    out = 4 * width
     filters = [(1, 1, channels, width), (3, 3, width, width), (1, 1, width, out)]
-    filters = filters if bottleneck else [(3, 3, channels, width), (3, 3, width, width)]
-    strides = (1, stride, 1) if bottleneck else (stride, 1)
     shapes: dict[str, tuple[int, ...]] = {f"w{i}": shape for i, shape in enumerate(filters)}
     shapes |= {f"norm{i}": shape[-1:] for i, shape in enumerate(filters)}
     shapes |= {"skip": (1, 1, channels, out), "norm": (out,)} if stride > 1 or channels != out else {}
 
     def apply(p: Any, x: Array, ops: Ops) -> Array:
         y = x
-        for i, step in enumerate(strides):
+        for i, step in enumerate((1, stride, 1)):
             y = jax.nn.relu(y) if i else y
             y = ops.norm(ops(y, p[f"w{i}"], step), p[f"norm{i}"])
         return jax.nn.relu(y + (ops.norm(ops(x, p["skip"], stride), p["norm"]) if "skip" in p else x))
@@ -269,6 +265,6 @@ def with_images(network: Network, side: int, norm: str = "batch") -> Network:
 
 
 NETWORKS: dict[str, Callable[[], Network]] = {
-    "resnet50": partial(resnet, 50), "resnet152": partial(resnet, 152), "vgg16": vgg16, "densenet161": densenet161,
-    "darknet53": darknet53,
+    "resnet50": partial(resnet, (3, 4, 6, 3)), "resnet152": partial(resnet, (3, 8, 36, 3)), "vgg16": vgg16,
+    "densenet161": densenet161, "darknet53": darknet53,
 }  # fmt: skip
