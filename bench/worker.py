@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import platform
@@ -74,20 +75,17 @@ class Worker:
         return {"gflop": cases.gflop(case, batches), "reading": getattr(self.model, "reading", 0.0)}
 
     def check(self):
-        start = time.perf_counter()
-        losses = self._run(self.batches[:1])
-        first = time.perf_counter() - start
+        losses = []
+        first = _seconds(lambda: losses.extend(self._run(self.batches[:1])))
         return {"losses": losses + self._run([self.batches[1], self.batches[0]]), "first": first}
 
     def warm(self, limit=None):
-        start, seconds = time.perf_counter(), 0.0
+        compiled, seconds = 0.0, 0.0
         if self.device == "gpu" and hasattr(self.model, "compile"):
-            self.model.compile(self.batches)
-        compiled = time.perf_counter()
+            compiled = _seconds(lambda: self.model.compile(self.batches))
         for i, batch in enumerate(self.batches):
-            self._run([batch])
-            seconds = time.perf_counter() - start
-            if limit and start + seconds - compiled > limit and i + 1 < len(self.batches):
+            seconds += _seconds(lambda batch=batch: self._run([batch]))
+            if limit and seconds > limit and i + 1 < len(self.batches):
                 raise TimeoutError(f"compiles for minutes: {i + 1} of {len(self.batches)} batches took {seconds:.0f} s")
         if hasattr(self.model, "warm"):
             self.model.warm(self.batches)
@@ -95,17 +93,13 @@ class Worker:
             self.gemm()  # compiles
         count, engines = (getattr(self.model, name, None) for name in ("compilations", "engines"))
         engine = " and ".join(engines(self.batches)) if engines else ""
-        return dict({"engine": engine} if engine else {}, warm=seconds, compilations=count() if count else 0)
+        return dict({"engine": engine} if engine else {}, warm=compiled + seconds, compilations=count() if count else 0)
 
     def round(self, samples, passes):
         """Takes `samples` samples of `passes` passes over the batches in one stream, in seconds per step."""
         gc.collect()
-        batches, count, samples = self.batches * passes, samples, []
-        for _ in range(count):
-            start = time.perf_counter()
-            self._run(batches)
-            samples.append((time.perf_counter() - start) / len(batches))
-        return {"samples": samples}
+        batches = self.batches * passes
+        return {"samples": [_seconds(lambda: self._run(batches)) / len(batches) for _ in range(samples)]}
 
     def schedule(self, passes=1):
         """Times the host's share alone.
@@ -116,55 +110,43 @@ class Worker:
         one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
         if one is None and many is None:
             return {"schedule": []}
+        if many is None:
+            times = [_seconds(lambda: [one(batch) for batch in self.batches]) for _ in range(3)]
+            return {"schedule": [time / len(self.batches) for time in times]}
         # `many` schedules several batches at once. It gets a stream of them: an epoch's, or half a second's.
-        batches = self.batches
-        if many:
-            start = time.perf_counter()
-            for _ in many(batches):
-                pass
-            fit = int(0.5 / (time.perf_counter() - start))
-            batches = batches * max(1, min(STREAM // len(batches), fit))
+        batches = self._stream(lambda: _take(many(self.batches)), 0.5)
         samples = []
-        for _ in range(5 if many else 3):
-            if many:
-                self._disturb()
-            start = time.perf_counter()
-            if many:
-                for _ in many(batches):
-                    pass
-            elif one:
-                for batch in batches:
-                    one(batch)
-            samples.append((time.perf_counter() - start) / len(batches))
-        return dict(self._waiting(passes) if many else {}, schedule=samples)
+        for _ in range(5):
+            self._disturb()
+            samples.append(_seconds(lambda: _take(many(batches))) / len(batches))
+        return dict(self._waiting(passes), schedule=samples)
+
+    def _stream(self, run, seconds):
+        """Returns the batches so often that `run`, which takes each once, would take so long, up to `STREAM` of them."""
+        return self.batches * max(1, min(STREAM // len(self.batches), int(seconds / _seconds(run))))
 
     def _disturb(self, seconds=0.1):
         """Runs training steps, which leave the host's caches as a training loop does."""
         start = time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            for batch in self.batches:
-                self._run([batch])
-                if time.perf_counter() - start > seconds:
-                    return
+        for batch in itertools.cycle(self.batches):
+            self._run([batch])
+            if time.perf_counter() - start > seconds:
+                return
 
     def _waiting(self, passes, most=0.5):
         """Times steps with scheduling and with prepared schedules, in turn: what scheduling adds to the wall time."""
         found = {"with_schedule": [], "without_schedule": []}
         ahead = getattr(self.model, "ahead", self.model.schedules)
-        pairs, most = (7, most) if self.device == "cpu" else (5, 4 * most)
+        pairs, most, batches = (7, most, []) if self.device == "cpu" else (5, 4 * most, self.batches * passes)
         if self.device == "cpu":  # a stream as long as that of `schedule`, if there is time
-            start = time.perf_counter()
-            self.model.train(ahead(self.batches), LEARNING_RATE)
-            fit = int(most / 2 / (time.perf_counter() - start))
-            passes = max(1, min(STREAM // len(self.batches), fit))
-        batches = self.batches * passes
+            batches = self._stream(lambda: self.model.train(ahead(self.batches), LEARNING_RATE), most / 2)
         prepared = list(ahead(batches))
         for _ in range(pairs):
-            for name, steps in (("with_schedule", ahead(batches)), ("without_schedule", prepared)):
-                start = time.perf_counter()
-                self.model.train(steps, LEARNING_RATE)
-                found[name].append((time.perf_counter() - start) / len(batches))
-                if time.perf_counter() - start > most:  # in a long pass, scheduling is lost in the noise
+            for name in found:
+                steps = ahead(batches) if name == "with_schedule" else prepared
+                seconds = _seconds(lambda steps=steps: self.model.train(steps, LEARNING_RATE))
+                found[name].append(seconds / len(batches))
+                if seconds > most:  # in a long pass, scheduling is lost in the noise
                     return {}
         return found
 
@@ -200,17 +182,23 @@ class Worker:
         else:
             return {"gflops": 0.0}
         run()
-        best = 1e9
-        for _ in range(5):
-            start = time.perf_counter()
-            run()
-            best = min(best, time.perf_counter() - start)
-        return {"gflops": 2 * n**3 / best / 1e9}
+        return {"gflops": 2 * n**3 / min(_seconds(run) for _ in range(5)) / 1e9}
 
     def _run(self, batches):
         if hasattr(self.model, "run"):
             return self.model.run(batches, LEARNING_RATE)
         return [self.model.step(b, LEARNING_RATE) for b in batches]
+
+
+def _seconds(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _take(iterator):
+    for _ in iterator:
+        pass
 
 
 def main():
