@@ -108,9 +108,9 @@ class Worker:
         loop. Otherwise `schedule` runs on each batch, in consecutive passes. `passes` is the number of timed passes.
         """
         one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
-        if one is None and many is None:
-            return {"schedule": []}
         if many is None:
+            if one is None:
+                return {"schedule": []}
             times = [_seconds(lambda: [one(batch) for batch in self.batches]) for _ in range(3)]
             return {"schedule": [time / len(self.batches) for time in times]}
         # `many` schedules several batches at once. It gets a stream of them: an epoch's, or half a second's.
