@@ -12,7 +12,7 @@ import re
 
 import numpy as np
 
-from bench import cells, graphs, sentences
+from bench import cells, graphs
 from bench.cells import CELLS
 from bench.graphs import CLASSES, VOCAB
 
@@ -27,11 +27,11 @@ SHAPES = {
     "deep": graphs.deep,
     "wide": graphs.wide,
     "netlist": graphs.netlist,
-    "sentences": sentences.sentences,
-    "pairs": sentences.pairs,
-    "characters": sentences.characters,
-    "tagged": sentences.tagged,
-    "spelled": sentences.spelled,
+    "sentences": graphs.sentences,
+    "pairs": graphs.pairs,
+    "characters": graphs.characters,
+    "tagged": graphs.tagged,
+    "spelled": graphs.spelled,
 }
 # Steps of one quick round, each over a distinct batch, by batch size. They are the same for every system.
 QUICK_STEPS = {1: 64, 16: 16, 64: 6, 256: 3}

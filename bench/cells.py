@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.sentences import CHARACTERS
+from bench.graphs import CHARACTERS
 
 TREES = ("tree_lstm", "tree_fc")
 BASIC = (*TREES, "lstm")  # the models of the Cavs paper

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 Event = tuple[str, float, float]  # a kernel's name, start and end in nanoseconds
-HEAVIEST = 6  # kernel names in a record
+HEAVIEST, WIDTH = 6, 80  # kernel names in a record, and of a name
 # The purpose of kernels by their names: products, and kernels that only move memory (Cavs, table 2). All others are
 # element-wise operations, fused with their reads and writes.
 PRODUCTS = re.compile(r"gemm|gemv|cutlass|nvjet|cublas|splitk|xmma|dot_|_dot|wgmma|cudnn|persist", re.IGNORECASE)
@@ -32,23 +32,26 @@ def summary(events, steps, by):
     """Summarises events (name, start, end) in nanoseconds. Without events, `seconds` is None and `why` is the reason."""
     if not events:
         return {"seconds": None, "why": by + " recorded no kernels"}
-    kernels = [e for e in events if not e[0].lower().startswith(("memcpy", "memset"))]
-    by_name = defaultdict(lambda: [0.0, 0])
-    for name, start, end in events:
-        by_name[name[:80]][0] += (end - start) / steps * 1e-9
-        by_name[name[:80]][1] += 1
-    heaviest = sorted(by_name.items(), key=lambda kv: -kv[1][0])[:HEAVIEST]
+    each = 1e-9 / steps  # from nanoseconds of all steps to seconds of one
+    products = [e for e in events if PRODUCTS.search(e[0])]
+    moves = [e for e in events if MOVES.search(e[0]) and not PRODUCTS.search(e[0])]
     return {
-        "seconds": busy(events) / steps * 1e-9,
-        "span": (max(e[2] for e in events) - min(e[1] for e in events)) / steps * 1e-9,
-        "kernels": len(kernels) / steps,
-        "products": sum(end - start for name, start, end in events if PRODUCTS.search(name)) / steps * 1e-9,
-        "moves": sum(end - start for name, start, end in events if MOVES.search(name) and not PRODUCTS.search(name))
-        / steps
-        * 1e-9,
-        "heaviest": [[name, seconds, count / steps] for name, (seconds, count) in heaviest],
+        "seconds": busy(events) * each,
+        "span": (max(end for _, _, end in events) - min(start for _, start, _ in events)) * each,
+        "kernels": sum(not name.lower().startswith(("memcpy", "memset")) for name, _, _ in events) / steps,
+        "products": sum(end - start for _, start, end in products) * each,
+        "moves": sum(end - start for _, start, end in moves) * each,
+        "heaviest": [[name, sum(took) * each, len(took) / steps] for name, took in by_name(events)[:HEAVIEST]],
         "by": by,
     }
+
+
+def by_name(events):
+    """Returns the names of kernels with the nanoseconds of each run, the heaviest first."""
+    found = defaultdict(list)
+    for name, start, end in events:
+        found[name[:WIDTH]].append(end - start)
+    return sorted(found.items(), key=lambda item: -sum(item[1]))
 
 
 def busy(events):
@@ -107,7 +110,6 @@ LAUNCH = "cavs_forward"  # the first launch of a step, which separates steps
 STACKS = 4  # profiled dispatches, each of one repeated batch
 REPEATS = 5  # of all dispatches, for the wall time
 MOST = 30  # kernel names shown
-WIDTH = 80  # of a kernel name
 
 
 def profile(names: list[str], precision: str) -> Iterator[str]:
@@ -150,16 +152,13 @@ def text(events: list[Event], steps: int) -> str:
     """Formats the kernels by their time, and those of one step in order."""
     if not events:
         return "  the profiler recorded no kernels"
-    by_name: dict[str, list[float]] = defaultdict(list)
-    for kernel, start, end in events:
-        by_name[kernel[:WIDTH]].append((end - start) / 1000)
-    total = sum(map(sum, by_name.values()))
+    each = 1e-3 / steps  # from nanoseconds of all steps to microseconds of one
+    total = sum(end - start for _, start, end in events)
     lines = [
-        f"  busy {busy(events) / steps / 1000:.1f} us, kernels {total / steps:.1f} us in total",
+        f"  busy {busy(events) * each:.1f} us, kernels {total * each:.1f} us in total",
         "  us per step, launches per step:",
     ]
-    for kernel, took in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:MOST]:
-        lines.append(f"  {sum(took) / steps:9.2f}  x{len(took) / steps:5.2f}  {kernel}")
+    lines += [f"  {sum(took) * each:9.2f}  x{len(took) / steps:5.2f}  {name}" for name, took in by_name(events)[:MOST]]
     lines.append("  one step, from one forward launch to the next: start, end and duration in us")
     one = a_step(events)
     for kernel, start, end in one:

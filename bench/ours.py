@@ -24,7 +24,7 @@ import numpy as np
 
 import cavs
 from bench.cells import APPLICATIONS, TAGGERS
-from bench.sentences import CHARACTERS
+from bench.graphs import CHARACTERS
 from cavs import vertex_programs as vp
 from cavs._engines import choose
 from cavs._engines.engine import Job

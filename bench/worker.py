@@ -111,7 +111,7 @@ class Worker:
         if many is None:
             if one is None:
                 return {"schedule": []}
-            times = [_seconds(lambda: [one(batch) for batch in self.batches]) for _ in range(3)]
+            times = [_seconds(lambda one=one: [one(batch) for batch in self.batches]) for _ in range(3)]
             return {"schedule": [time / len(self.batches) for time in times]}
         # `many` schedules several batches at once. It gets a stream of them: an epoch's, or half a second's.
         batches = self._stream(lambda: _take(many(self.batches)), 0.5)

@@ -7,7 +7,7 @@ and `params() -> dict` of NumPy arrays.
 - A batch is a list of graphs, one dict of NumPy arrays each. A tree has `left` and `right`,
   (n,) child indices in post-order and -1 at leaves, `word`, (n,) and -1 at inner nodes, and
   `label`, the class of the root. A chain has `words` and `labels`, both (n,). For the rest see
-  `bench.graphs` and `bench.sentences`.
+  `bench.graphs`.
 - `step` is one whole training step, and all of it is timed: levels from these arrays, forward,
   backward, and plain SGD on every parameter (in the embedding, only on the rows that the batch
   reads). It returns the loss before the update.
