@@ -12,10 +12,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from bench.peers.levels import time_major
-from bench.peers.torch_peer import Autograd, from_torch, lstm_state, to_torch
+from bench.peers.torch_peer import Autograd, load_lstm, lstm_state, of_lstm
 
-DIRECTIONS = {"forward": "l0", "backward": "l0_reverse"}
-NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih"}
+DIRECTIONS = {"forward": "_l0", "backward": "_l0_reverse"}
 
 
 def both_ways(lengths):
@@ -36,19 +35,15 @@ class BiLSTM:
             self.weights = {k: v.clone().requires_grad_() for k, v in values.items()}
             return
         self.lstm = torch.nn.LSTM(len(w), self.hidden, bidirectional=True, device=w.device)
-        with torch.no_grad():
-            for direction, end in DIRECTIONS.items():
-                for ours, theirs in NAMES.items():
-                    getattr(self.lstm, f"{theirs}_{end}").copy_(to_torch(values[f"{direction}.{ours}"]))
-                getattr(self.lstm, f"bias_hh_{end}").zero_().requires_grad_(False)  # one bias, as in the other systems
+        for direction, suffix in DIRECTIONS.items():
+            load_lstm(self.lstm, {k: values[f"{direction}.{k}"] for k in "wub"}, suffix)
         self.weights = {k: w for k, w in self.lstm.named_parameters() if w.requires_grad}
 
     def values(self):
         """The parameters as ours."""
         if self.kind == "loop":
             return self.weights
-        named = {f"{d}.{k}": f"{name}_{end}" for d, end in DIRECTIONS.items() for k, name in NAMES.items()}
-        return {ours: from_torch(self.weights[theirs]) for ours, theirs in named.items()}
+        return {f"{d}.{k}": v for d, suffix in DIRECTIONS.items() for k, v in of_lstm(self.lstm, suffix).items()}
 
     def __call__(self, x, lengths, ends=False):
         """Returns h of all rows of `x`, concatenated sequences: (rows, 2H); with `ends` one row per sequence."""

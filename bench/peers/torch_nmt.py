@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 
 from bench.memory import TORCH
 from bench.models import CASES
+from bench.peers.torch_peer import load_lstm
 
 
 class Translation(torch.nn.Module):
@@ -29,27 +30,15 @@ class Translation(torch.nn.Module):
         super().__init__()
         width = params["keys"].shape[0]
         self.again = again
-        self.source, self.target, self.score = (self._parameter(params[k]) for k in ("source", "target", "score"))
-        self.keys, self.query, self.combine, self.out = (
-            self._parameter(params[k]) for k in ("keys", "query", "combine", "out")
+        tensors = {k: torch.tensor(np.asarray(v)) for k, v in params.items() if not isinstance(v, dict)}
+        self.source, self.target, self.score, self.keys, self.query, self.combine, self.out = (
+            torch.nn.Parameter(tensors[k]) for k in ("source", "target", "score", "keys", "query", "combine", "out")
         )
         dtype = self.keys.dtype
         self.encoder = torch.nn.LSTM(width, width, dtype=dtype)
         self.decoder = torch.nn.LSTMCell(2 * width, width, dtype=dtype)
-        self._load(self.encoder, params["encoder"], "_l0")
-        self._load(self.decoder, params["decoder"], "")
-
-    @staticmethod
-    def _parameter(x: np.ndarray) -> torch.nn.Parameter:
-        return torch.nn.Parameter(torch.tensor(np.asarray(x)))
-
-    @staticmethod
-    @torch.no_grad()
-    def _load(module: torch.nn.Module, params: dict[str, Any], suffix: str) -> None:
-        for name, key in (("weight_ih", "W"), ("weight_hh", "U"), ("bias_ih", "b")):
-            i, f, o, g = np.split(np.asarray(params[key]), 4, -1)  # PyTorch's order of the gates is i, f, g, o
-            getattr(module, name + suffix).copy_(torch.tensor(np.concatenate([i, f, g, o], -1).T))
-        getattr(module, "bias_hh" + suffix).zero_()
+        for module, name, suffix in ((self.encoder, "encoder", "_l0"), (self.decoder, "decoder", "")):
+            load_lstm(module, {k.lower(): torch.tensor(np.asarray(v)) for k, v in params[name].items()}, suffix)
 
     def forward(self, source: torch.Tensor, target: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         encoded, _ = self.encoder(self.source[source])
@@ -114,7 +103,7 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
 def _eager(net: Translation, data: list[torch.Tensor]) -> tuple[Callable[[], None], list[torch.Tensor]]:
     """A step of plain SGD, and a list whose last element is the loss."""
     losses: list[torch.Tensor] = []
-    parameters = list(net.parameters())
+    parameters = [p for p in net.parameters() if p.requires_grad]
 
     def step() -> None:
         for p in parameters:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from bench.peers import torch_dtype
-from bench.peers.torch_peer import IGNORED, Autograd, InCudaGraph, from_torch, to_torch
+from bench.peers.torch_peer import IGNORED, Autograd, InCudaGraph, load_lstm, of_lstm
 
 
 class TorchPackedLSTM(Autograd):
@@ -22,18 +22,13 @@ class TorchPackedLSTM(Autograd):
     def __init__(self, cell, params, threads=2, padded=False, device="cpu"):
         super().__init__(cell, params, threads, device)
         self._padded = padded
-        w, u, b = (self._p.pop(k).detach() for k in "wub")
-        self._lstm = torch.nn.LSTM(len(w), len(u), batch_first=True, device=self._device, dtype=torch_dtype())
-        with torch.no_grad():
-            self._lstm.weight_ih_l0.copy_(to_torch(w))
-            self._lstm.weight_hh_l0.copy_(to_torch(u))
-            self._lstm.bias_ih_l0.copy_(to_torch(b))
-            self._lstm.bias_hh_l0.zero_().requires_grad_(False)
+        ours = {k: self._p.pop(k).detach() for k in "wub"}
+        self._lstm = torch.nn.LSTM(len(ours["w"]), len(ours["u"]), batch_first=True, device=self._device, dtype=torch_dtype())
+        load_lstm(self._lstm, ours)
         self._weights = [*(w for w in self._lstm.parameters() if w.requires_grad), self._p["out_w"], self._p["out_b"]]
 
     def _ours(self):
-        named = {"w": "weight_ih_l0", "u": "weight_hh_l0", "b": "bias_ih_l0"}
-        return self._p | {k: from_torch(getattr(self._lstm, name)) for k, name in named.items()}
+        return self._p | of_lstm(self._lstm)
 
     def schedule(self, batch):
         return pad(batch) if self._padded else _pack(batch)

@@ -165,3 +165,19 @@ def to_torch(w):
 def from_torch(w):
     """The inverse of `to_torch`."""
     return swap_og(w.t()).contiguous()
+
+
+NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih"}  # of an LSTM's parameters in PyTorch
+
+
+def load_lstm(module, values, suffix="_l0"):
+    """Copies our `w`, `u` and `b` to a layer of nn.LSTM. Its second bias stays zero: one bias, as in the other systems."""
+    with torch.no_grad():
+        for ours, theirs in NAMES.items():
+            getattr(module, theirs + suffix).copy_(to_torch(values[ours]))
+        getattr(module, "bias_hh" + suffix).zero_().requires_grad_(False)
+
+
+def of_lstm(module, suffix="_l0"):
+    """The inverse of `load_lstm`."""
+    return {ours: from_torch(getattr(module, theirs + suffix)) for ours, theirs in NAMES.items()}
