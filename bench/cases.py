@@ -63,11 +63,6 @@ class Case:
         steps = max(2, round(of[near] * near / self.batch))
         return steps if quick else steps * STEPS_FACTOR
 
-    @property
-    def epoch(self) -> int:
-        """The number of samples of an epoch, for times per epoch: the number of training sentences of SST."""
-        return 8544
-
 
 def parse(name: str) -> Case:
     """Returns the case with this name.

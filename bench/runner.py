@@ -109,7 +109,6 @@ class Bench:
                 "case": case.name,
                 "batch": case.batch,
                 "steps": case.steps(quick, self.device),
-                "epoch": case.epoch,
                 "data": "file" if path and case.shape == "sst" else "generated",
                 "load_before": before,
                 "started": started,

@@ -134,7 +134,7 @@ class Stopped(Bench):
             raise KeyboardInterrupt
         for case in wanted:
             self.asked.append(case.name)
-            yield {"case": case.name, "batch": 1, "steps": 1, "epoch": 1, "systems": {n: {"samples": [1.0]} for n in names}}
+            yield {"case": case.name, "batch": 1, "steps": 1, "systems": {n: {"samples": [1.0]} for n in names}}
 
     def close(self):
         pass
