@@ -11,7 +11,7 @@ import cavs
 from cavs import vertex_programs as vp
 from tests.odd_graphs import BATCHES, GRAPHS
 from tests.programs import CASES, IN_FORESTS, PROGRAMS, READY, E, H
-from tests.slow import few, slow
+from tests.slow import few
 from tests.truth import assert_close, assert_is_truth, batch_inputs, call, divided, jitted, padded, sched, truth
 
 # Every program, and half of those in forests; `test_native` runs the others.
