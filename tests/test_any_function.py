@@ -9,6 +9,7 @@ import pytest
 
 import cavs
 from tests.odd_graphs import chain, from_children, joined, star
+from tests.slow import few
 from tests.truth import assert_close, gradients
 
 H = 5
@@ -173,7 +174,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "batch", "optimizations"), CASES)
+@pytest.mark.parametrize(("name", "batch", "optimizations"), few(CASES, 13))
 def test_values_and_gradients_are_those_of_the_loop(name: str, batch: str, optimizations: cavs.Optimizations | None) -> None:
     (fn, how), graphs = FUNCTIONS[name], GRAPHS[batch]
     F, sched = cavs.VertexFunction(fn, optimizations=optimizations, **how), cavs.schedule(graphs)

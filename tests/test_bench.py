@@ -48,6 +48,7 @@ def results(ran, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_workers_time_and_check_every_system(results):
     (record, _) = store.latest(results)["cpu-tiny"]
     for name, passes in (("cavs", 5), ("jax_scan", 3)):
@@ -89,6 +90,7 @@ def test_a_sample_on_a_gpu_is_a_stream(monkeypatch):
     assert all(len(s["samples"]) >= runner.SAMPLES for s in record["systems"].values())
 
 
+@pytest.mark.slow
 def test_a_worker_times_streams(monkeypatch):
     worker = Worker("cavs", 2, "gpu")
     monkeypatch.setattr(worker, "gemm", dict)

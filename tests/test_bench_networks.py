@@ -40,6 +40,7 @@ def test_checkpoints_do_not_change_the_loss():
     np.testing.assert_allclose(again, value, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_with_group_norm():
     """They are checked by the plan."""
     import cavs

@@ -58,6 +58,7 @@ def test_predictions_have_the_accuracy_that_training_reported(run, tmp_path):
     assert lines[0][3].split() == [graphs.vocab[i] for i in graphs[0].input_id if i >= 0]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_resuming_gives_the_result_of_an_uninterrupted_run(tmp_path):
     (tmp_path / "t.txt").write_text("\n".join([TREE, "(1 bad)", "(4 (3 very) (4 (4 good) (2 .)))"] * 8))
     command = [sys.executable, "-m", "cavs.cli", "train"]

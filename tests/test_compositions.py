@@ -14,6 +14,7 @@ from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.ruled import replaceable
 from cavs.kernels import native_unavailable
 from tests.random_compositions import ALL, TARGETS, Case, arguments, case_of, check, compared, plain_layers
+from tests.slow import few
 from tests.truth import assert_close
 
 OUTSIDE = [
@@ -50,13 +51,15 @@ def run_case(case: Case, name: str) -> str:
         return check(case, name)
 
 
-@pytest.mark.parametrize(("name", "names"), BY_HAND, ids=lambda x: x if isinstance(x, str) else "-".join(x).replace(" ", "_"))
+@pytest.mark.parametrize(
+    ("name", "names"), few(BY_HAND, 9), ids=lambda x: x if isinstance(x, str) else "-".join(x).replace(" ", "_")
+)
 def test_by_hand(name: str, names: tuple[str, ...]) -> None:
     cell = "tree" if len(names) % 2 else "attention"
     assert run_case(Case(cell, names, True), name) == "ok"
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETS if name != "persistent"])
+@pytest.mark.parametrize("name", few([name for name in TARGETS if name != "persistent"], 4))
 def test_at_random(name: str) -> None:
     case = case_of(list(TARGETS).index(name))
     found = run_case(case, name)

@@ -17,6 +17,7 @@ from cavs._run.plans import plan_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import children_of, from_children, joined
 from tests.per_vertex import PerVertex, Steps
+from tests.slow import few
 from tests.truth import assert_close
 
 H = 4
@@ -120,7 +121,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., None], int]] = {
 CASES = [(n, ("scan", "native")[(i + j + i // 2) % 2], b) for i, n in enumerate(FUNCTIONS) for j, b in enumerate(GRAPHS)]
 
 
-@pytest.mark.parametrize(("name", "engine", "batch"), CASES)
+@pytest.mark.parametrize(("name", "engine", "batch"), few(CASES, 5))
 def test_gradients(name: str, engine: str, batch: str) -> None:
     if engine == "native" and (reason := native_unavailable()):
         pytest.skip(reason)

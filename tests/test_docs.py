@@ -55,6 +55,7 @@ def out(tmp_path_factory) -> str:
             process.kill()
 
 
+@pytest.mark.slow
 def test_all_programs_run_and_all_errors_are_as_shown(out: str) -> None:
     assert len(re.findall(r"^page: .* failed: 0 ", out, re.MULTILINE)) == len(PROGRAMS), out
 

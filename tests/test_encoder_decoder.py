@@ -40,6 +40,7 @@ def pair_outputs() -> Any:
     return got, (d, d_x[: len(x)], d_y[: len(y)])
 
 
+@pytest.mark.slow
 def test_encoder_decoder_runs_as_two_interpreted_nets() -> None:
     program, params, chains, pairs, x, y = pair_inputs()
 

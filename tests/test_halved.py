@@ -13,6 +13,7 @@ from cavs._engines.persistent.lower import recurrence_of
 from tests.odd_graphs import chain, joined, random_binary_tree
 from tests.persistent_programs import CASES, INTERPRETED, INTERPRETER, TREES, E, assert_near, inputs_of, plan_of, values
 from tests.random_halved import HIDDEN, Cell, check, spied_copies
+from tests.slow import few
 
 HALVED = {"BinaryTreeLSTM": [1], "NaryTreeLSTM": [1], "LSTM": [1]}  # the leaf h; c is read by equations, too
 
@@ -67,7 +68,7 @@ def test_what_reads_a_state_exactly_needs_it_in_float32(name: str) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "both", "a difference"])
+@pytest.mark.parametrize("name", few(["BinaryTreeLSTM", "both", "a difference"], 1))
 def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As exact as products in float16 are; the same if gradients at the leaves wait for the others, as those of many do."""
 
@@ -98,6 +99,7 @@ def test_random_cells_have_states_in_16_bits() -> None:
 
 @INTERPRETER
 @pytest.mark.parametrize("seed", [3])
+@pytest.mark.slow
 def test_random_cells(seed: int) -> None:
     """Longer: `python -m tests.random_halved`."""
     cell = Cell(seed)

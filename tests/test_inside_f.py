@@ -10,6 +10,7 @@ import pytest
 import cavs
 from tests.odd_graphs import GRAPHS, chain, from_children, joined
 from tests.programs import E, H
+from tests.slow import few
 from tests.truth import assert_close, gradients
 
 # Small, as every vertex of a loop is traced. One vertex alone, one child, the same child twice, several parents and roots.
@@ -105,7 +106,7 @@ def pad(schedule: cavs.Schedule, x: Any) -> Any:
     return x.at[jnp.arange(schedule.shape.vertices)].get(mode="clip")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, 2))
 def test_run_and_its_gradients_are_those_of_interpret(name: str) -> None:
     function, params, inputs, batch = case(name)
     schedule, rows = cavs.schedule(BATCHES[batch]), BATCHES[batch].num_vertices
@@ -116,6 +117,7 @@ def test_run_and_its_gradients_are_those_of_interpret(name: str) -> None:
     assert_close((got_p, jax.tree.map(lambda x: x[:rows], got_x)), (want_p, want_x), 1e-10)
 
 
+@pytest.mark.slow
 def test_masks_are_the_same_wherever_they_are_made_again() -> None:
     function, params, _, _ = case("folded")
     graphs = GRAPHS["chain of 500"]

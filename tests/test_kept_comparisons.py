@@ -18,6 +18,7 @@ from cavs.kernels import Equation, LevelProgram, is_var, native_unavailable
 from tests.odd_graphs import children_of
 from tests.per_vertex import PerVertex, Steps
 from tests.persistent_programs import DAG, INTERPRETED, H, assert_near, plan_of, values
+from tests.slow import few
 
 KEEP = (("kept", "keep"),)
 KEEPING = functools.partial(run_with_options, options=MemoryOptions(names=KEEP))
@@ -162,7 +163,8 @@ RUN = [(body, engine) for engine in ENGINES for body in (BODIES if engine == "sc
 
 
 @pytest.mark.parametrize(
-    ("body", "engine"), [pytest.param(b, *getattr(e, "values", [e]), marks=getattr(e, "marks", ())) for b, e in RUN]
+    ("body", "engine"),
+    few([pytest.param(b, *getattr(e, "values", [e]), marks=getattr(e, "marks", ())) for b, e in RUN], 12),
 )
 def test_gradients_with_kept_comparisons(body: Callable[..., Any], engine: Any) -> None:
     with jax.enable_x64(True):

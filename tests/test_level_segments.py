@@ -15,6 +15,7 @@ from tests.odd_graphs import BATCHES, GRAPHS, chain, joined, random_dag
 from tests.programs import PROGRAMS
 from tests.random_cases import random_case, script
 from tests.random_check import check
+from tests.slow import few
 from tests.truth import assert_close, batch_inputs, divided, jitted, padded, truth
 
 H = 8
@@ -34,7 +35,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, 4))
 def test_pushes_and_gradients_are_those_of_the_loop_over_vertices(name: str) -> None:
     program = PROGRAMS[name]
     graphs = BATCHES[batch := program.batches[0]]
@@ -45,7 +46,7 @@ def test_pushes_and_gradients_are_those_of_the_loop_over_vertices(name: str) -> 
     assert_close(got, truth(name, batch), CASES[name])
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", few([3, 1], 1))
 def test_random_functions_in_segments_are_the_loop_over_vertices(seed: int) -> None:
     case = random_case(200 + seed, "scan")
     case.options.schedule = {k: v for k, v in case.options.schedule.items() if k != "shapes"} | {"segments": 2 + seed % 4}

@@ -16,6 +16,7 @@ import cavs
 from cavs._feed import thread
 from cavs._feed.plan import dispatches
 from cavs._feed.sampler import epoch_batches
+from cavs.kernels import H200
 from tests.odd_graphs import joined, random_binary_tree
 
 RNG = np.random.default_rng(0)
@@ -204,6 +205,16 @@ def test_small_batches_come_in_stacks_and_large_ones_alone() -> None:
     small, alone = cavs.data.Loader(GRAPHS, 7), cavs.data.Loader(cavs.from_lengths([40_000] * 3), 1)
     assert (small.steps, alone.steps, cavs.data.Loader(GRAPHS, 7, parts=7, last="drop").steps) == (8, 1, 1)
     assert [len(batches) for batches in cavs.data.Loader(GRAPHS, [[1, 2]] * 11)] == [8, 3]
+
+
+def test_on_a_gpu_full_stacks_have_a_program_of_their_own() -> None:
+    loader = cavs.data.Loader(GRAPHS, 3, steps=4, shapes=1)
+    here = [b.filled for b in loader]
+    loader._delivery._settings = loader._settings._replace(target=H200)
+    there, whole, rest = [b.filled for b in loader], None, 17 - 16
+    assert here == [4, 4, 4, 4, rest] and there == [whole] * 4 + [rest]
+    counts = [len(jax.tree.leaves(x)) - 1 for x in loader.examples()]
+    assert counts == [0, 1], "both programs are compiled ahead"
 
 
 def test_batches_say_what_to_write() -> None:

@@ -170,6 +170,7 @@ def test_the_program_of_the_guide_is_short() -> None:
     assert len(lines) <= 30 and max(map(len, lines)) <= 120 and ";" not in PROGRAM and "#" not in PROGRAM
 
 
+@pytest.mark.slow
 def test_the_program_of_the_guide_continues_bit_for_bit(tmp_path: Path) -> None:
     text = re.sub(r"while loader.epoch < \d+", "while loader.epoch < 3", PROGRAM)
     folders = [tmp_path / "whole", tmp_path / "parts"]

@@ -20,6 +20,7 @@ from cavs._remat.graph import with_derivative
 from cavs._remat.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute
 from tests import random_jax
+from tests.slow import few
 from tests.truth import assert_close
 
 SMALL = {
@@ -41,7 +42,7 @@ def temp(fn: Any, *args: Any) -> int:
     return jax.jit(fn).lower(*args).compile().memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", few(SMALL, 2))
 def test_gradients_are_those_of_the_function(name):
     loss, params, batch = case(name)
     want = jax.jit(jax.value_and_grad(loss))(params, batch)
@@ -247,7 +248,7 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)
 
 
-@pytest.mark.parametrize("seed", [2, 15, 74])  # in 74 nothing is differentiated in its loop
+@pytest.mark.parametrize("seed", few([74, 2, 15], 1))  # in 74 nothing is differentiated in its loop
 def test_random_functions_with_loops_branches_and_keys(seed):
     random_jax.check(seed)
 

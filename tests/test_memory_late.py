@@ -46,6 +46,7 @@ def test_gradients_of_loops_with_results_of_several_types(budget, reverse):
     assert_close(jax.jit(jax.value_and_grad(ours))(w, xs), want, 1e-13)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_model():
     fn, params, batch = case("deepspeech2")
     want = jax.jit(jax.value_and_grad(fn))(params, batch)

@@ -1,5 +1,6 @@
 """Masks that `recompute` keeps: one bit an element, and none where they follow from what is kept anyway."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from cavs._remat.forms import bits_of, compared_by_result, kept_bytes
 from cavs._remat.graph import with_derivative
 from cavs._remat.pareto import ParetoSearch
 from cavs.memory import recompute
+from tests.slow import few
 
 RNG = np.random.default_rng(0)
 X, W = RNG.integers(-2, 3, (9, 12)).astype(float), RNG.integers(-1, 2, (12, 12)).astype(float)
@@ -61,8 +63,7 @@ def odd(w, x):
 FUNCTIONS = {f.__name__: f for f in (relus, dropout, leaky, loop, odd)}
 
 
-@pytest.mark.parametrize("budget", [None, "min"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "budget"), few(itertools.product(FUNCTIONS, [None, "min"]), 3))
 def test_gradients_are_exactly_those_of_the_function(name, budget):
     """All numbers are small integers and halves of them, so no order of sums rounds."""
     fn = FUNCTIONS[name]

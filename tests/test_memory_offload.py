@@ -14,6 +14,7 @@ from cavs._remat import forms, pareto
 from cavs._remat.graph import with_derivative
 from cavs.memory import Plan, recompute
 from tests.lower_for_hopper import compile_for_hopper
+from tests.slow import few
 from tests.test_memory_echo import case
 from tests.truth import assert_close
 
@@ -35,7 +36,7 @@ def arrays(rows: int = 64, hidden: int = 16, count: int = 6) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", ["nmt", "transformer", "resnet"])
+@pytest.mark.parametrize("name", few(["nmt", "transformer", "resnet"], 1))
 def test_gradients_do_not_change(name, monkeypatch, tmp_path):
     monkeypatch.setattr(forms, "_LEAST", 0)
     loss, params, batch = case(name)

@@ -13,6 +13,7 @@ import cavs
 from cavs._function.keep_options import MemoryOptions
 from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
 from cavs._jaxpr.tunable import calls_in, tuned, with_options
+from tests.slow import few
 from tests.test_memory_names import GRAPHS, PARAMS
 from tests.truth import assert_close
 
@@ -63,7 +64,7 @@ def products(jaxpr: Jaxpr) -> int:
     return inside + sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", few(WAYS, 3))
 def test_options_reach_calls_wherever_they_are(way: str) -> None:
     def loss(params: Any) -> jax.Array:
         return jnp.sum(WAYS[way](params) ** 2)

@@ -15,6 +15,7 @@ from cavs._memory.search import BatchGradient, fewest
 from cavs.kernels import H200, Target
 from cavs.memory import BudgetError
 from tests.odd_graphs import joined, random_binary_tree
+from tests.slow import few
 from tests.truth import assert_close
 
 H = 8
@@ -70,6 +71,7 @@ def known():
     return jax.jit(jax.value_and_grad(loss))(PARAMS, (sched, sched.pad(ROWS)))
 
 
+@pytest.mark.slow
 def test_the_fastest_plan_is_the_batch_as_it_is(whole, known, compiled):
     assert (whole.parts, whole.segments, whole.time) == (1, 1, 1.0)
     assert_close(jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS)), known, 1e-12)
@@ -77,7 +79,7 @@ def test_the_fastest_plan_is_the_batch_as_it_is(whole, known, compiled):
     assert whole.peak == needed(whole)
 
 
-@pytest.mark.parametrize("share", [1, 0.3, "min"])
+@pytest.mark.parametrize("share", few(["min", 1, 0.3], 1))
 def test_every_budget_is_kept_in_at_most_five_compilations(whole, known, compiled, share):
     budget = "min" if share == "min" else int(share * whole.peak)
     plan = planned(budget)
@@ -154,6 +156,7 @@ def test_a_plan_prints_what_was_compiled(whole):
     assert re.search(r"\n +1 part +\S+ KiB +1.00\n", text), text
 
 
+@pytest.mark.slow
 def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path, known):
     """Here one that refuses parts of one graph."""
 

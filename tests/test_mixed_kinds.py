@@ -14,6 +14,7 @@ from tests.odd_graphs import BATCHES, joined, random_binary_tree, random_dag, wi
 from tests.persistent_programs import INTERPRETED, INTERPRETER
 from tests.programs import PROGRAMS
 from tests.schedule_checks import options_for
+from tests.slow import few
 from tests.truth import assert_close, assert_is_truth
 
 OF_KINDS = [(name, batch) for name, one in PROGRAMS.items() for batch in one.batches if None not in one.function.fns]
@@ -48,7 +49,7 @@ def of_poles(poles: bool) -> cavs.VertexFunction:
     return cavs.VertexFunction({"leaf": leaf, "a": a, "b": b}, state=(16,), arity=2)
 
 
-@pytest.mark.parametrize("engine", ["scan", "native", pytest.param(INTERPRETED, id="persistent", marks=INTERPRETER)])
+@pytest.mark.parametrize("engine", few(["scan", "native", pytest.param(INTERPRETED, id="persistent", marks=INTERPRETER)], 1))
 def test_what_other_kinds_compute_for_a_vertex_takes_no_part(engine: Any) -> None:
     """Vertices of kind "a" alone: the function of "b" is evaluated at its poles, and its parameters get zeros, not NaN."""
     tree = random_binary_tree(9, seed=3)
@@ -141,6 +142,7 @@ def test_what_is_no_way_to_schedule_kinds_is_refused() -> None:
 
 
 @INTERPRETER
+@pytest.mark.slow
 def test_lattices_fit_one_launch() -> None:
     """Characters and words are two kinds with children."""
     F, rng = vp.LatticeLSTM(16, 16).vertex_function(), np.random.default_rng(0)
@@ -158,6 +160,7 @@ def test_lattices_fit_one_launch() -> None:
         value(cavs.schedule(graphs, kinds=True, scripts=True), INTERPRETED)
 
 
+@pytest.mark.slow
 def test_mixed_kinds_under_compositions() -> None:
     def of(scale: float) -> Any:
         def fn(p: Any, v: cavs.Vertex) -> None:

@@ -11,6 +11,7 @@ import pytest
 import cavs
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES
+from tests.slow import few
 
 pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
 
@@ -97,7 +98,7 @@ def assert_engines_agree(F: cavs.VertexFunction, sched: cavs.Schedule, derivativ
         assert_same(*(jax.jit(fn, static_argnums=0)(engine) for engine in ("native", "scan")))
 
 
-@pytest.mark.parametrize(("name", "pushes_state"), [("product", True), *((name, False) for name in LEAVES)])
+@pytest.mark.parametrize(("name", "pushes_state"), few([("product", True), *((name, False) for name in LEAVES)], 3))
 def test_leaves_in_the_library_are_those_of_engine_scan(name: str, pushes_state: bool) -> None:
     F, sched = function(name, pushes_state), cavs.schedule(BATCHES["forest"])
     text = cavs.explain(F, PARAMS, {"x": np.zeros(5, np.float32), "word": np.int32(0)})

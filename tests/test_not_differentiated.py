@@ -15,13 +15,14 @@ from cavs._jaxpr.memo import results
 from cavs._run.compiled import _compiled
 from cavs._run.plans import latest_plan
 from tests.programs import PROGRAMS
+from tests.slow import few
 from tests.truth import assert_close, batch_inputs, call, loss, sched, truth
 
 H = 8
 NAMES = ["ChildSumTreeLSTM", "mixed dtypes", "edge attention", "three kinds", "eager state"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, 2))
 def test_gradients_of_some_arguments_are_those_of_the_loop_over_vertices(name: str) -> None:
     program = PROGRAMS[name]
     batch = program.batches[0]

@@ -16,10 +16,11 @@ from cavs._schedule.padding import padding_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES, GRAPHS, joined, random_binary_tree
 from tests.programs import PROGRAMS
+from tests.slow import few
 from tests.truth import assert_close
 
 
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM", "lazy push"])
+@pytest.mark.parametrize("name", few(["lazy push", "BinaryTreeLSTM", "ChildSumTreeLSTM"], 1))
 def test_a_graph_alone_and_in_a_batch(name: str) -> None:
     program = PROGRAMS[name]
     batch = GRAPHS["trees"] + GRAPHS["shared children"]
@@ -43,7 +44,7 @@ def test_a_graph_alone_and_in_a_batch(name: str) -> None:
         assert_close(alone, tuple(x[rows] for x in together), 1e-12)
 
 
-@pytest.mark.parametrize(("last", "engine"), [(40, "scan"), (400, "native")])
+@pytest.mark.parametrize(("last", "engine"), few([(400, "native"), (40, "scan")], 1))
 def test_kinds_that_end_early(last: int, engine: str) -> None:
     """A kind whose last vertices come long before the end, a kind of one vertex, and one without children."""
     if engine == "native" and (reason := native_unavailable()):

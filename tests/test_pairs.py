@@ -25,6 +25,7 @@ from cavs.kernels import H200, Target
 from cavs.kernels.turns import begin_p, end_p
 from tests.lower_for_hopper import compile_for_hopper
 from tests.persistent_programs import CASES, INTERPRETER, assert_near, inputs_of, laid_out, plan_of
+from tests.slow import few
 
 NEVER = np.iinfo(np.int32).min
 ON_HALF = 100
@@ -258,7 +259,7 @@ def test_stacked_layers_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("multiprocessors", [132, 114, 78, 3])
+@pytest.mark.parametrize("multiprocessors", few([132, 114, 78, 3], 2))
 def test_two_halves_are_no_more_than_the_chip(name: str, multiprocessors: int) -> None:
     target = dataclasses.replace(H200, multiprocessors=multiprocessors)
     make, graphs = CASES[name]
@@ -290,6 +291,7 @@ def test_layouts_given_by_hand_are_halved_only_if_they_fit() -> None:
 
 
 @INTERPRETER
+@pytest.mark.slow
 def test_values_of_launches_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another layout, the same values and gradients, also of the launches that follow both."""
     make, graphs = CASES["LSTM"]
@@ -315,7 +317,7 @@ def test_values_of_launches_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "precision"), [("LSTM", None), ("LSTM", "highest"), ("BinaryTreeLSTM", None)])
+@pytest.mark.parametrize(("name", "precision"), few([("BinaryTreeLSTM", None), ("LSTM", None), ("LSTM", "highest")], 1))
 def test_a_half_that_polls_gets_what_a_launch_that_polls_gets(
     name: str, precision: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ from tests.persistent_programs import (
     plan_of,
     values,
 )
+from tests.slow import few
 
 # One of each way through the kernels; all are tested on the card.
 CASES_INTERPRETED = [
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "hidden"), CASES_INTERPRETED + [(name, H) for name in [*COPIES][::2]])
+@pytest.mark.parametrize(("name", "hidden"), few(CASES_INTERPRETED + [(name, H) for name in [*COPIES][::2]], 7))
 def test_kernels_in_the_interpreter(name: str, hidden: int) -> None:
     make, graphs = (CASES | COPIES)[name]
     F, params = make(hidden)

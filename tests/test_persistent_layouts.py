@@ -14,6 +14,7 @@ from cavs._run import plans
 from cavs.kernels import H200
 from tests.odd_graphs import joined
 from tests.persistent_programs import CASES, INTERPRETER, assert_near, inputs_of, laid_out, plan_of, values
+from tests.slow import few
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -37,7 +38,7 @@ def test_tight_weights_in_the_interpreter() -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "rows"), [("TreeFC", 2), ("ChildSumTreeLSTM", 2), ("linear", 1)])
+@pytest.mark.parametrize(("name", "rows"), few([("TreeFC", 2), ("ChildSumTreeLSTM", 2), ("linear", 1)], 1))
 def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
     """Levels of some vertices, or one in a launch of their own, weights in the order of its ring."""
     make, graphs = CASES[name]
@@ -53,7 +54,7 @@ def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("name", ["ChildSumTreeLSTM", "layer norm"])
+@pytest.mark.parametrize("name", few(["ChildSumTreeLSTM", "layer norm"], 1))
 def test_spread_rows_in_the_interpreter(name: str) -> None:
     """The rows of all graphs as the share of the only group."""
     make, graphs = CASES[name]

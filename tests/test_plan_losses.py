@@ -7,6 +7,7 @@ import pytest
 
 import cavs
 from tests.odd_graphs import joined, random_binary_tree
+from tests.slow import few
 from tests.truth import assert_close
 
 H = 4
@@ -54,14 +55,14 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", few(SAME, 1))
 def test_the_value_and_the_gradients_are_those_of_the_whole_batch(name):
     plans = [cavs.memory.plan(SAME[name], PARAMS, GRAPHS, parts=n, collate=collate) for n in (1, 4)]
     want, got = (jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(GRAPHS)) for plan in plans)
     assert_close(got, want, 1e-12)
 
 
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("name", few(CHANGED, 2))
 def test_a_loss_that_parts_would_change_is_refused(name):
     whole = cavs.memory.plan(CHANGED[name], PARAMS, GRAPHS, parts=1, collate=collate)
     assert whole.parts == 1
@@ -71,7 +72,7 @@ def test_a_loss_that_parts_would_change_is_refused(name):
         cavs.memory.plan(CHANGED[name], PARAMS, GRAPHS, parts=4, collate=collate)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("dtype", few([jnp.float32, jnp.bfloat16], 1))
 def test_rounding_is_no_difference(dtype):
     """Also with shapes in place of parameters, and with parts of one graph."""
     program = cavs.vertex_programs.TreeFC(H, dtype)

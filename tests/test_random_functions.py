@@ -14,6 +14,7 @@ from tests.random_cases import Case, functions, random_case, script
 from tests.random_check import INTERPRET, batched, check
 from tests.random_compare import differences
 from tests.random_poison import check_poison
+from tests.slow import few
 
 ON_THE_CARD = [(engine, precision) for engine in ("auto", "persistent", "scan") for precision in ("highest", "tf32")]
 
@@ -26,13 +27,13 @@ def assert_equal(case: Case) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 6, 9, 11, 13, 24])  # 24: a loss over parts
+@pytest.mark.parametrize("seed", few([0, 1, 3, 4, 5, 6, 13, 11, 9, 24], 4))  # 24: a loss over parts
 def test_engine_scan_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "scan"))
 
 
 @pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
-@pytest.mark.parametrize("seed", [0, 4, 12, 16, 29])  # 29: two of three kinds have no vertices
+@pytest.mark.parametrize("seed", few([0, 4, 12, 16, 29], 2))  # 29: two of three kinds have no vertices
 def test_engine_native_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "native", float32=True))
 
@@ -46,6 +47,7 @@ def test_engine_native_with_a_kind_without_children() -> None:
     assert check(case).status == "ok"
 
 
+@pytest.mark.slow
 def test_segments_of_levels_are_the_whole() -> None:
     """In a batch of several hundred inner vertices, for which the loop over vertices would take minutes."""
     case = random_case(101, "scan")
@@ -59,19 +61,20 @@ def test_segments_of_levels_are_the_whole() -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few(range(2), 1))
 def test_engine_persistent_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, INTERPRET, float32=True))
 
 
 @INTERPRETER
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", few(range(4), 2))
 def test_kernels_lower_for_hopper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "here", lambda: H200)
     assert lowered(seed) in ("lowered", "refused", "no scripts")
 
 
 @INTERPRETER
+@pytest.mark.slow
 def test_no_bit_depends_on_memory_that_nobody_has_written() -> None:
     assert check_poison(random_case(3, INTERPRET, float32=True)).status == "ok"
 

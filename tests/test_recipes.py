@@ -84,6 +84,7 @@ def ran(*lines: str) -> tuple[list[str], str]:
     return done.stdout.split("[exit "), done.stderr
 
 
+@pytest.mark.slow
 def test_a_copy_in_an_empty_folder_trains_evaluates_and_predicts(tmp_path):
     lines = []
     for name, (write, file, more) in DATA.items():

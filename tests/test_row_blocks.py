@@ -19,6 +19,7 @@ from tests.persistent_programs import CASES, INTERPRETER, assert_near, inputs_of
 from tests.programs import PROGRAMS
 from tests.random_cases import random_case, script
 from tests.random_check import INTERPRET, check
+from tests.slow import few
 from tests.truth import assert_close, batch_inputs, call, gradients, sched, truth
 
 NAMES = ["EncoderDecoder", "lazy push", "three kinds", "matrix states"]
@@ -41,7 +42,7 @@ def in_blocks_of(size: int) -> Iterator[set[str]]:
         yield used
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, 2))
 def test_blocks_equal_the_loop_over_vertices(name: str) -> None:
     program = PROGRAMS[name]
     batch = program.batches[0]

@@ -11,6 +11,7 @@ import cavs
 from cavs import vertex_programs as vp
 from tests.odd_graphs import BATCHES, GRAPHS
 from tests.programs import CASES, IN_FORESTS, PROGRAMS, READY, E, H
+from tests.slow import few
 from tests.truth import assert_close, assert_is_truth, batch_inputs, call, divided, jitted, padded, sched, truth
 
 # Every program, and half of those in forests; `test_native` runs the others.
@@ -72,7 +73,7 @@ def gradients(name: str, batch: str, schedule: cavs.Schedule, params: Any, input
     return (params, inputs), jax.tree.map(lambda x: x[:rows], pushes)
 
 
-@pytest.mark.parametrize(("name", "batch"), TABLE)
+@pytest.mark.parametrize(("name", "batch"), few(TABLE, 34))
 def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) -> None:
     program = PROGRAMS[name]
     grads, pushes = gradients(name, batch, sched(batch), program.params, batch_inputs(name, batch))
@@ -154,7 +155,9 @@ def test_gradients_of_an_empty_batch_are_zero() -> None:
 
 
 # The last one, as it clears JAX's caches, which the tests above share.
-@pytest.mark.parametrize("name", ["custom derivatives", "control flow", "edge attention", "three kinds", "without fusion"])
+@pytest.mark.parametrize(
+    "name", few(["custom derivatives", "control flow", "edge attention", "three kinds", "without fusion"], 2)
+)
 def test_no_tracer_is_left(name: str) -> None:
     batch = PROGRAMS[name].batches[0]
     arguments = PROGRAMS[name].params, sched(batch), padded(sched(batch), batch_inputs(name, batch))

@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.markdown import ROOT
 
 
+@pytest.mark.slow
 def test_equal_programs_have_equal_texts_in_every_process() -> None:
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-m", "tests.same_texts_script"]

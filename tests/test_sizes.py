@@ -16,6 +16,7 @@ from cavs._run.plans import plan_of
 from cavs.kernels import Unfit
 from tests.odd_graphs import GRAPHS, children_of, joined, random_binary_tree
 from tests.per_vertex import PerVertex, Steps, with_edges
+from tests.slow import few
 from tests.truth import assert_close
 
 
@@ -91,7 +92,7 @@ def truth(name: str, batch: str, n: int, h: int) -> Any:
     return jax.value_and_grad(of, (0, 1, 2) if name == "edges" else (0, 1), has_aux=True)(*random(n, h, graphs))
 
 
-@pytest.mark.parametrize(("name", "batch", "n", "h", "engine"), CASES)
+@pytest.mark.parametrize(("name", "batch", "n", "h", "engine"), few(CASES, 5))
 def test_values_and_gradients_are_those_vertex_by_vertex(name: str, batch: str, n: int, h: int, engine: str | None) -> None:
     graphs, dtype = BATCHES[batch], np.float64 if engine == "scan" else np.float32
     state = {"h": jax.ShapeDtypeStruct((h,), dtype), "z": jax.ShapeDtypeStruct((n,), dtype)}

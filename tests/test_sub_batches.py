@@ -14,6 +14,7 @@ from cavs import vertex_programs as vp
 from cavs._memory import sub_batches
 from tests.odd_graphs import joined, random_binary_tree
 from tests.schedule_checks import schedules
+from tests.slow import few
 from tests.truth import assert_close
 
 H = 8
@@ -174,7 +175,7 @@ WHOLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "stacks"), [*((name, 3 if name == "mean of some" else 1) for name in WHOLE)])
+@pytest.mark.parametrize(("name", "stacks"), few(((name, 3 if name == "mean of some" else 1) for name in WHOLE), 4))
 def test_totals_and_means_are_over_the_whole_batch(case, name, stacks):
     graphs, x, params = case
     x = x.astype(np.float64)

@@ -75,6 +75,7 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_tagger_learns_names_from_their_spelling(run):
     best = best_of(run / "run")
     assert best["true"] > 50 and cavs.data.Found(*(int(best[n]) for n in ("true", "predicted", "both"))).f1 > 0.9

@@ -142,6 +142,7 @@ def a_file(path: Path, count: int, seed: int, on: str) -> str:
 
 
 @pytest.mark.parametrize("on", ["graph", "vertex"])
+@pytest.mark.slow
 def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
     train, more, test = (a_file(tmp_path / f"{name}.jsonl", 40, i, on) for i, name in enumerate(("train", "more", "test")))
     out, flags = str(tmp_path / "run"), "--program elman --hidden 12 --epochs 25 --lr 0.1 --dropout 0 --batch 20".split()

@@ -38,6 +38,7 @@ def start(tmp_path: Path, dies: str, options: list[str]) -> list[subprocess.Pope
     return [subprocess.Popen([*command, str(number), port, dies, *options], **pipes) for number in range(2)]
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others_and_the_run_resumes_on_one_device(tmp_path: Path) -> None:
     train = numbers(tmp_path / "t.jsonl", 14)
     options = [train, "--dev", train, "--task", "regress", "--program", "elman-rnn", *SMALL]

@@ -12,6 +12,7 @@ import cavs
 from cavs import cli
 from cavs.recipes._command import find_recipe
 from cavs.recipes._train import Run
+from tests.slow import few
 from tests.small_run import arrays_of
 from tests.test_fit import sentences, trees
 from tests.test_tagger_training import corpus
@@ -52,7 +53,7 @@ def run_of(task: str, tmp_path: Path, lengths: Any = None, **others: Any) -> Run
     return Run(kind(options, data.facts), data)
 
 
-@pytest.mark.parametrize("task", ["classify", "nmt", "tag"])
+@pytest.mark.parametrize("task", few(["classify", "nmt", "tag"], 1))
 def test_a_batch_in_parts_gives_the_same_losses_and_weights(task, tmp_path, monkeypatch):
     parts = CASES[task][2]
 
@@ -75,6 +76,7 @@ def test_a_batch_in_parts_gives_the_same_losses_and_weights(task, tmp_path, monk
         assert before.size < 20 or np.abs(b - before).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
     whole = run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8)
     assert whole.memory is None

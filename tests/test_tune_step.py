@@ -140,6 +140,7 @@ def test_on_a_cpu_a_step_is_traced_once_and_nothing_is_recorded(monkeypatch: pyt
     assert len(count) == 1 and not step.tuned and not list(tmp_path.rglob("layouts*"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_layouts_with_which_it_began(used: Used) -> None:
     """Whatever is tuned, or is not for lack of time, and in whatever order the shapes come."""
     shapes = [batch(leaves) for leaves in (20, 60, 150)]
@@ -253,6 +254,7 @@ def test_the_first_batch_of_a_stack_is_timed(used: Used, devices: int | None) ->
     np.testing.assert_array_equal(task.sched.data, data[(0,) * (data.ndim - 1)])
 
 
+@pytest.mark.slow
 def test_what_is_timed_has_arguments_of_the_shapes_of_the_step(used: Used, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also integers, keys, and rows of edges. Engine scan runs it here."""
 

@@ -21,6 +21,7 @@ from cavs.kernels import native_unavailable
 from tests.odd_graphs import chain, children_of, from_children, joined, star
 from tests.per_vertex import PerVertex, Steps, with_edges
 from tests.persistent_programs import INTERPRETED, INTERPRETER
+from tests.slow import few
 
 H = 16
 LIMIT = 0.2
@@ -245,7 +246,7 @@ def assert_same(got: Any, want: Any, tolerance: float) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max()))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", few(FUNCTIONS, 9))
 def test_rules_act_per_vertex(name: str) -> None:
     assert_same(found(name, jnp.float64, "scan"), truth(name), 1e-10)
 

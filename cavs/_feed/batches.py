@@ -144,7 +144,7 @@ def sharding_of(batches: Batches, axis: str) -> NamedSharding:
 def send(batches: Batches) -> Batches:
     """Transfers batches to the device or the devices of their mesh. Each process sends the parts of its own devices."""
     if batches.mesh is None:
-        return jax.device_put(batches)
+        return Batches(jax.device_put(batches.tree), batches.count, None, batches.filled)  # `len` reads `filled` on the host
     (axis,) = batches.mesh.axis_names
     sharding = sharding_of(batches, axis)
 

@@ -84,7 +84,15 @@ class Delivery:
             tree = self._one_or_several(
                 [Schedule(stack.reshape(*axes, -1), shape) for stack, shape in zip(stacks, shapes, strict=True)]
             )
-        return Batches(tree, count, self._settings.mesh, None if epoch.length is None else np.int32(len(some)))
+        return Batches(tree, count, self._settings.mesh, np.int32(len(some)) if self._counts(epoch, len(some)) else None)
+
+    def _counts(self, epoch: Epoch, batches: int) -> bool:
+        """Returns whether the program of a stack runs as many batches as a value says.
+
+        One program then runs any number of them. On a GPU the host waits for that value at each step, and a CUDA graph cannot
+        contain several steps, so full stacks have a program of their own.
+        """
+        return epoch.length is not None and not (self._settings.target.is_gpu and batches == epoch.length)
 
     def _collated(
         self, numbers: np.ndarray, present: np.ndarray | None, picked: Sequence[np.ndarray], scheds: Sequence[Schedule]
@@ -110,14 +118,15 @@ class Delivery:
         """Returns what a loop over the loader gets."""
         return batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
 
-    def programs(self, epoch: Epoch) -> list[tuple[int, int]]:
-        """Returns what XLA compiles for each dispatch of an epoch: the number of its shape, and the length of its stack."""
-        return [(int(epoch.planned.shape[some[0]]), epoch.length or len(some)) for some in epoch.order]
+    def programs(self, epoch: Epoch) -> list[tuple[int, int, bool]]:
+        """Returns what XLA compiles for each dispatch of an epoch: shape number, length of the stack, and `_counts`."""
+        each = ((int(epoch.planned.shape[some[0]]), len(some)) for some in epoch.order)
+        return [(shape, epoch.length or batches, self._counts(epoch, batches)) for shape, batches in each]
 
-    def describe_programs(self, programs: Iterable[tuple[int, int]]) -> str:
+    def describe_programs(self, programs: Iterable[tuple[int, int, bool]]) -> str:
         """Returns a text such as "64 graphs of 1728 vertices, 8 in a dispatch"."""
         size = lambda shape: f"{counted(shape[0].graphs, 'graph')} of {sum(one.vertices for one in shape)} vertices"  # noqa: E731
-        return " and ".join(f"{size(self._shapes.all[i])}, {n} in a dispatch" for i, n in sorted(programs))
+        return " and ".join(f"{size(self._shapes.all[i])}, {n} in a dispatch" for i, n in sorted({p[:2] for p in programs}))
 
     def examples(self, epoch: Epoch) -> list[PyTree]:
         """Returns what a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order of the epoch."""

@@ -223,7 +223,7 @@ class Loader(Generic[Yielded]):
         self._running: object = None  # the loop that began last, if no position was restored since
         self._stream: Stream | None = None
         self._plans = EpochPlans()
-        self._programs: set[tuple[int, int]] | None = None  # of the epochs so far
+        self._programs: set[tuple[int, int, bool]] | None = None  # of the epochs so far
         self._told = False
 
     @classmethod

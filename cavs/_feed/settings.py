@@ -254,10 +254,9 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
 def partial_stacks(settings: Settings) -> bool:
     """Returns whether a stack may have fewer batches than its length, so that one program runs all numbers of batches.
 
-    On one CPU the number of iterations of a loop may be a value. On a GPU the host would wait for that value, and several steps
-    could not be one CUDA graph.
+    In a mesh the batches that are left over run one by one.
     """
-    return settings.mesh is None and not settings.target.is_gpu
+    return settings.mesh is None
 
 
 def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> int:
@@ -268,7 +267,7 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
 
     `vertices`: the mean number of vertices of a batch. `batch`: the graphs of a batch. `batches`: the batches of an epoch.
     """
-    if partial_stacks(settings) and settings.parts is None:
+    if partial_stacks(settings) and settings.parts is None and not settings.target.is_gpu:
         return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1))))
     if not settings.target.is_gpu:
         return 1

@@ -13,7 +13,7 @@ from cavs._feed.loader import Loader
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._step.stacks import divided
+from cavs._step.stacks import divided, run_filled
 
 Sums: TypeAlias = dict[str, float]
 ROWS = ("vertices", "graphs")
@@ -45,6 +45,10 @@ def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def call(params: PyTree, batches: PyTree) -> PyTree:
         if not isinstance(batches, Batches):
             return fun(params, batches)
+        if batches.filled is not None:
+            assert batches.count is not None
+            one = lambda params, batch: (params, fun(params, batch))  # noqa: E731
+            return run_filled(one, params, batches.tree, batches.filled, batches.count)[1]
         if batches.mesh is None:
             return jax.lax.map(lambda batch: fun(params, batch), batches.tree) if batches.count else fun(params, batches.tree)
         one = lambda p, batch: jax.lax.map(lambda b: fun(p, b), batch) if batches.count else fun(p, batch)  # noqa: E731
@@ -83,8 +87,6 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
     for batches in loader:
         found = compiled(params, batches)
         _check_metrics(found, isinstance(batches, Batches) and batches.count is not None)
-        if isinstance(batches, Batches) and batches.filled is not None:
-            found = {name: x[: len(batches)] for name, x in found.items()}
         pending.put(found)
         sums = pending.added_to(sums, IN_FLIGHT)
     return pending.added_to(sums)

@@ -160,7 +160,8 @@ class Step(Generic[State, Metrics]):
             return self._ordered(self._fun)(state, batches)
         if batches.filled is not None:
             assert batches.count is not None
-            return run_filled(self._fun, state, batches.tree, batches.filled, batches.count)
+            filled = functools.partial(run_filled, self._fun, length=batches.count)
+            return self._ordered(filled)(state, batches.tree, batches.filled)
         many = functools.partial(self._many, stacked=batches.count is not None)
         if batches.mesh is None:
             return self._ordered(many)(state, batches.tree)
