@@ -114,8 +114,10 @@ class Compiled(NamedTuple):
     def seconds(self) -> float:
         """Times a step."""
         n = AT_ONCE["cpu" if jax.default_backend() == "cpu" else "gpu"]
-        start = time.perf_counter()
-        jax.block_until_ready([self.step(self.params, self.batch) for _ in range(n)][-1])
+        start, out = time.perf_counter(), None
+        for _ in range(n):
+            out = self.step(self.params, self.batch)
+        jax.block_until_ready(out)
         return (time.perf_counter() - start) / n
 
     def times(self, steps: int) -> list[float]:
@@ -140,6 +142,17 @@ def _between(most: int, least: int, count: int) -> list[int]:
     return [max(least, math.ceil(b)) for b in np.geomspace(most, least, count)]
 
 
+def _planned(made: Model, count: int) -> list[tuple[Any, Record]]:
+    """Returns plans for budgets in geometric steps from the fastest plan to the smallest, each with its record."""
+    found = []
+    for budget in _between(made.plan().peak, made.plan("min").peak, count):
+        start = time.process_time()
+        small = made.plan(budget)
+        point = {"budget": budget, "parts": small.parts, "segments": small.segments, "compilations": len(small._batch.sizes)}
+        found.append((small, point | {"plan_s": _since(start)}))
+    return found
+
+
 def budgets(name: str, engine: str, graphs: int, hidden: int, points: int, steps: int) -> Measured:
     """Measures a program under budgets in geometric steps from the fastest plan to the smallest.
 
@@ -149,12 +162,8 @@ def budgets(name: str, engine: str, graphs: int, hidden: int, points: int, steps
         and the largest difference of a gradient to that of the first budget, relative to its largest element ("difference").
     """
     made = program(name, engine, graphs, hidden)
-    found, compiled = [], dict[Any, Compiled]()
-    for budget in _between(made.plan().peak, made.plan("min").peak, points):
-        start = time.process_time()
-        small = made.plan(budget)
-        point = {"budget": budget, "parts": small.parts, "segments": small.segments, "compilations": len(small._batch.sizes)}
-        found.append(point | {"plan_s": _since(start)})
+    planned, compiled = _planned(made, points), dict[Any, Compiled]()
+    for small, _ in planned:
         if (choice := (small.parts, small.segments)) not in compiled:
             compiled[choice] = _compiled_plan(small, made)
     yield
@@ -162,8 +171,8 @@ def budgets(name: str, engine: str, graphs: int, hidden: int, points: int, steps
     for choice, one in compiled.items():
         difference, ms = _difference(one.grads(), first), _ms(one.times(steps))
         measured[choice] = {"temp": one.temp, "ms": ms, "difference": difference}
-    points_of = [point | measured[point["parts"], point["segments"]] for point in found]
-    return {"vertices": made.batch.num_vertices, "points": points_of}
+    found = [point | measured[point["parts"], point["segments"]] for _, point in planned]
+    return {"vertices": made.batch.num_vertices, "points": found}
 
 
 def quarter(name: str, engine: str, graphs: int, hidden: int, steps: int) -> Measured:
@@ -193,15 +202,13 @@ def plans(name: str, samples: int, hidden: int) -> Measured:
     """Plans a program under budgets in geometric steps from the whole batch to the smallest plan, and compiles each plan.
 
     Returns:
-        A record. "points" has for each budget its bytes, "temp" of the step as compiled here, and "parts", or for `recompute`
-        the FLOPs of products that run twice ("flops"). "refused": whether less than the smallest plan is refused.
+        A record. "points" has for each budget its bytes, "temp" of the step as compiled here, and the plan as for `budgets`,
+        or for `recompute` the FLOPs of products that run twice ("flops"). "refused": whether less than the smallest plan is
+        refused.
     """
     made = model(name, samples=samples, hidden=hidden)
-    least, points = made.plan("min").peak, []
-    for budget in _between(made.plan().peak, least, POINTS):
-        found = made.plan(budget)
-        point = {"budget": budget, "parts": found.parts * found.segments, "temp": _compiled_plan(found, made).temp}
-        points.append(point | {"compilations": len(found._batch.sizes)})
+    points = [point | {"temp": _compiled_plan(small, made).temp} for small, point in _planned(made, POINTS)]
+    least = points[-1]["budget"]
     if name in models.ARRAYS:
         free, floor = (recompute(made.plain, budget).plan(made.params, made.batch).peak for budget in (None, "min"))
         for budget in _between(free, floor, AGAIN + 1)[1:]:
