@@ -2,7 +2,7 @@
 
 Cavs, section 5: Tree-LSTM, Tree-FC, LSTM, with the child-sum Tree-LSTM for other graphs. VPPS, section IV: TD-RNN, TD-LSTM,
 RvNN with untied leaves, a BiLSTM tagger, and one with characters for rare words. Echo, section 2.2: an encoder-decoder with
-attention. Other models in use: a lattice LSTM over characters and words, and DAGNN over netlists.
+attention. Other models in use: a GRU, a lattice LSTM over characters and words, and DAGNN over netlists.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from bench.graphs import CHARACTERS
 
 TREES = ("tree_lstm", "tree_fc")
 BASIC = (*TREES, "lstm")  # the models of the Cavs paper
+RNNS = ("lstm", "gru")  # models of chains with a label at every word, which nn.LSTM and nn.GRU have
 TAGGERS = ("bilstm", "char_bilstm")
 APPLICATIONS = ("td_rnn", "td_lstm", "rvnn", *TAGGERS, "encoder_decoder", "lattice_lstm", "dagnn")
-CELLS = (*BASIC, "child_sum", *APPLICATIONS)
+CELLS = (*BASIC, "gru", "child_sum", *APPLICATIONS)
 
 
 def shapes(cell: str, e: int, h: int) -> dict:
@@ -36,6 +37,7 @@ def shapes(cell: str, e: int, h: int) -> dict:
         "tree_lstm": tree_lstm,
         "tree_fc": tree_fc,
         "lstm": lstm,
+        "gru": {"w": (e, 3 * h), "u": (h, 3 * h), "b": (3 * h,), "d": (h,)},
         "child_sum": dict(tree_lstm, w_f=(e, h)),
         "td_rnn": tree_fc,
         "td_lstm": {"u": (2 * h, 5 * h), "b": (5 * h,)},
@@ -68,9 +70,9 @@ def _bilstm(e: int, h: int, prefix: str = "") -> dict:
 def multiply_adds(cell: str, e: int, h: int, classes: int, graph: dict) -> int:
     """Returns the multiply-adds of the products of one sample's forward pass. Missing children cost nothing."""
     out = h * classes  # for one label
-    if cell == "lstm":
-        n = len(graph["words"])
-        return n * (4 * e * h + out) + (n - 1) * 4 * h * h
+    if cell in RNNS:
+        n, gates = len(graph["words"]), 4 if cell == "lstm" else 3
+        return n * (gates * e * h + out) + (n - 1) * gates * h * h
     if cell in ("tree_lstm", "tree_fc", "rvnn"):
         inner = int((graph["left"] >= 0).sum())
         leaf, pair = {"tree_lstm": (3 * e * h, 5 * h * h), "tree_fc": (0, 2 * h * h), "rvnn": (e * h, 2 * h * h)}[cell]

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from bench.cells import APPLICATIONS, TAGGERS
+from bench.cells import APPLICATIONS, RNNS, TAGGERS
 from bench.graphs import CHARACTERS
 from cavs import vertex_programs as vp
 from cavs._engines import choose
@@ -36,7 +36,7 @@ STEPS, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for
 AHEAD = 2  # dispatches that are prepared ahead on a GPU
 NO_WORD = 1 << 30  # beyond every vocabulary: reads the last row and is never written
 ROOM = 8  # minimum number of spellings per batch; rounded up to a power of two, so that batches share compiled code
-EVERYWHERE = ("lstm", *TAGGERS, "encoder_decoder", "lattice_lstm")  # a label at every word; other models have one at the root
+EVERYWHERE = (*RNNS, *TAGGERS, "encoder_decoder", "lattice_lstm")  # a label at every word; other models have one at the root
 
 
 def program(cell: str, hidden: int, embed: int, classes: int = 0) -> Any:
@@ -45,6 +45,7 @@ def program(cell: str, hidden: int, embed: int, classes: int = 0) -> Any:
         "tree_lstm": lambda: vp.BinaryTreeLSTM(hidden, embed, leaf_inputs_only=True),
         "tree_fc": lambda: vp.TreeFC(hidden),
         "lstm": lambda: vp.LSTM(hidden, embed),
+        "gru": lambda: vp.GRU(hidden, embed),
         "child_sum": lambda: vp.ChildSumTreeLSTM(hidden, embed),
         "td_rnn": lambda: vp.TDRNN(hidden),
         "td_lstm": lambda: vp.TDLSTM(hidden),

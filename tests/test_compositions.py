@@ -30,6 +30,7 @@ CHECKED = [
     ("cond", "shard_map checked", "grad params"),
     ("shard_map checked", "checkpoint", "vjp"),
     ("checkpoint", "value_and_grad", "shard_map checked"),
+    ("jacrev", "jacfwd", "shard_map checked"),  # the results of the first one are not batched with the tangents
 ]
 INTERPRETED = [("vmap inputs", "grad params"), ("scan carry", "hvp")]
 BY_HAND = [

@@ -115,15 +115,16 @@ def _sealed(run: Flat) -> Rules:
         which = [i for i, t in enumerate(tangents) if t is not None]
         places: list[int] = []
 
-        def both(*operands: jax.Array) -> Arrays:
+        def tangents_alone(*operands: jax.Array) -> Arrays:
             given = dict(zip(which, operands[len(primals) :], strict=True))
-            outs, found = pushed(run, list(operands[: len(primals)]), [given.get(i) for i in range(len(primals))])
+            _, found = pushed(run, list(operands[: len(primals)]), [given.get(i) for i in range(len(primals))])
             places[:] = [i for i, t in enumerate(found) if t is not None]
-            return [*outs, *(t for t in found if t is not None)]
+            return [t for t in found if t is not None]
 
-        results = call(_sealed(both), *primals, *(t for t in tangents if t is not None))
-        outs = results[: len(results) - len(places)]
-        found = dict(zip(places, results[len(outs) :], strict=True))
+        # Two calls: where tangents are batched, as in `jax.jacfwd`, the results must not be. XLA computes what both need once.
+        outs = call(_sealed(run), *primals)
+        moved = call(_sealed(tangents_alone), *primals, *(t for t in tangents if t is not None))
+        found = dict(zip(places, moved, strict=True))
         return outs, [found.get(i) for i in range(len(outs))]
 
     return Rules(run, push, lambda over, dims, operands: call(_sealed(over(run, tuple(dims))), *operands), sealed=True)
