@@ -2,13 +2,14 @@
 
 import os
 from types import ModuleType
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import jax
 import numpy as np
 
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
+from cavs._readers.features import nested
 from cavs._readers.files import check_path, open_regular, replacing
 
 Params = TypeVar("Params")
@@ -81,28 +82,12 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
     if list(arrays) == [""]:
         return arrays[""]
-    return _with_lists(_nested(os.fspath(path), arrays))
-
-
-def _nested(path: str, arrays: dict[str, jax.Array]) -> dict[str, Any]:
-    """Nested dicts whose keys are the parts of the names between dots."""
-    root: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *parents, last = name.split(".")
-        level = root
-        for part in parents:
-            level = level.setdefault(part, {})
-            if not isinstance(level, dict):
-                break
-        if not isinstance(level, dict) or last in level:
-            parts = name.split(".")
-            other = next(n for n in arrays if n != name and all(a == b for a, b in zip(n.split("."), parts, strict=False)))
-            raise ValueError(
-                f"load_params: {path}: got arrays {name!r} and {other!r}; expected no array's name to be a prefix of "
-                "another's. Write like=..., a pytree with the structure that was saved."
-            )
-        level[last] = array
-    return root
+    try:
+        return _with_lists(nested(arrays, "."))
+    except ValueError as error:
+        raise ValueError(
+            f"load_params: {os.fspath(path)}: {error}. Write like=..., a pytree with the structure that was saved."
+        ) from error
 
 
 def _safetensors(function: str) -> ModuleType:

@@ -50,9 +50,7 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
         return format_error(path, i + 1, lines[i], f"heads that lead to a root (HEAD 0); word {vertex + 1} depends on itself")
 
     word_ids, vocab = number_names(words.forms)
-    given = np.array([text != "_" for text in words.labels], bool)
-    label_ids = np.full(len(words.labels), -1, np.int32)
-    label_ids[given], label_names = number_names([text for text in words.labels if text != "_"])
+    label_ids, label_names = number_names([None if text == "_" else text for text in words.labels])
     num_children, children = children_of_parents(sizes, parents)
     return build_acyclic(
         sizes, num_children, children, cycle_error, label=label_ids, label_names=label_names, input_id=word_ids, vocab=vocab

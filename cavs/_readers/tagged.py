@@ -138,7 +138,5 @@ def _chains(path: Path, lengths: np.ndarray, words: Sequence[str], tags: Sequenc
     ids, vocab = number_names(words)
     if tags is None:
         return from_lengths(lengths, input_id=ids, vocab=vocab)
-    numbers, names = number_names([*(tag for tag in tags if tag is not None)])
-    label = np.full(len(tags), -1, np.int32)
-    label[np.fromiter((tag is not None for tag in tags), bool, len(tags))] = numbers
+    label, names = number_names(tags)
     return from_lengths(lengths, input_id=ids, vocab=vocab, label=label, label_names=names)
