@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._debug.interpret import place_of
+from cavs._graphs.checks import vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -71,7 +71,7 @@ class Differences:
                 rows = np.flatnonzero(bad)
                 one = int(rows[np.argmin(sign * self.graphs.height[vertex[rows]])])
                 row, vertices = int(vertex[one]), len(np.unique(vertex[rows]))
-                where = (row, *place_of(self.graphs, row), int(self.graphs.height[row]))
+                where = (row, *vertex_at(self.graphs.vertex_offsets, row), int(self.graphs.height[row]))
                 self.all.append(Difference(f"{name}{path}", *where, a[one], b[one], float(error[one]), vertices))
 
     def whole(self, name: str, got: PyTree, want: PyTree) -> None:

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._debug.compare import padded_rows, probed
-from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of, place_of
+from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.arguments import check_graphs
+from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import bind
@@ -157,7 +158,7 @@ class _Search:
         """The report for the vertex in a flat row, if any."""
         if row is None:
             return NanReport(where, symbol, equation=equation, source=source)
-        graph, vertex = place_of(self.graphs, row)
+        graph, vertex = vertex_at(self.graphs.vertex_offsets, row)
         return NanReport(where, symbol, int(row), graph, vertex, int(self.graphs.height[row]), equation, source)
 
     def forward(self, pushes: PyTree) -> NanReport | None:

@@ -152,10 +152,8 @@ def _spread(counts: np.ndarray) -> str:
 
 
 def _form(graphs: Graphs) -> str:
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.child_offsets[graphs.vertex_offsets]))
-    parents = np.bincount(graphs.children + base, minlength=graphs.num_vertices)
-    roots = np.add.reduceat((parents == 0).astype(int), graphs.vertex_offsets[:-1])
-    most, fan_in = parents.max(initial=0), graphs.max_fan_in
+    roots, fan_in = graphs._facts.roots, graphs.max_fan_in
+    most = np.bincount(graphs._edges[1], minlength=1).max()
     if most > 1:
         name = f"directed acyclic graphs, a vertex has up to {most:,} parents"
     else:

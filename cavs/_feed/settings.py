@@ -12,6 +12,7 @@ from cavs._feed.plan import Member, Pick
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted, suggestion
+from cavs._graphs.facts import is_root
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
@@ -158,10 +159,7 @@ def _only_roots_lack_labels(graphs: Graphs) -> bool:
     assert graphs.label is not None
     if not (graphs.label < 0).any() or not (graphs.label >= 0).any() or (graphs._facts.roots != 1).any():
         return False
-    inner = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
-    is_root = np.ones(graphs.num_vertices, bool)
-    is_root[graphs.children + np.repeat(inner, np.diff(graphs.child_offsets))] = False
-    return bool((graphs.label[is_root] < 0).all())
+    return bool((graphs.label[is_root(graphs)] < 0).all())
 
 
 def _is_ids(values: np.ndarray | None) -> bool:

@@ -72,6 +72,26 @@ class OptionalFields(TypedDict):
     x: PyTree
 
 
+class CycleError(ValueError):
+    """A graph has a cycle, through a vertex."""
+
+    def __init__(self, graph: int, vertex: int):
+        super().__init__(
+            f"children: got a cycle in graph {graph}, through vertex {vertex}; expected a directed acyclic graph, in which no "
+            "vertex depends on itself."
+        )
+        self.graph, self.vertex = graph, vertex
+
+
+def _on_cycle(height: np.ndarray, child_offsets: np.ndarray, children: np.ndarray) -> int:
+    """Returns a row on a cycle. Rows with a negative height are on one or above one, so they have a child of that kind."""
+    row, seen = int(np.argmax(height < 0)), set[int]()
+    while row not in seen:
+        seen.add(row)
+        row = next(c for c in children[child_offsets[row] : child_offsets[row + 1]].tolist() if height[c] < 0)
+    return row
+
+
 def checked_structure(
     num_vertices: ArrayLike | Sequence[int], num_children: ArrayLike | Sequence[int], children: ArrayLike | Sequence[int]
 ) -> Structure:
@@ -103,13 +123,10 @@ def checked_structure(
             f"children: got child {kids[bad[0]]} of vertex {v} of graph {g}; expected a vertex number within the graph, "
             f"0 to {n[g] - 1}."
         )
-    height = heights(owner, kids + vertex_offsets[graph[owner]], counts)
+    rows = kids + vertex_offsets[graph[owner]]
+    height = heights(owner, rows, counts)
     if (height < 0).any():
-        g, v = vertex_at(vertex_offsets, int(np.flatnonzero(height < 0)[0]))
-        raise ValueError(
-            f"children: got a cycle in graph {g}, through vertex {v} or below it; expected a directed acyclic graph, in which "
-            "no vertex depends on itself."
-        )
+        raise CycleError(*vertex_at(vertex_offsets, _on_cycle(height, child_offsets, rows)))
     return Structure(vertex_offsets, child_offsets, kids, height)
 
 

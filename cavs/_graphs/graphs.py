@@ -170,7 +170,18 @@ class Graphs:
 
     @functools.cached_property
     def _facts(self) -> Facts:
-        return facts_of(self.vertex_offsets, self.child_offsets, self.children, self.height)
+        return facts_of(self)
+
+    @property
+    def _edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of the parent and of the child of each edge, (E,) each."""
+        parent = np.arange(self.num_vertices).repeat(np.diff(self.child_offsets))
+        return parent, self.children + self._first_rows[parent]
+
+    @property
+    def _first_rows(self) -> np.ndarray:
+        """(V,) the row of the first vertex of each vertex's graph."""
+        return self.vertex_offsets[:-1].repeat(np.diff(self.vertex_offsets))
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold the fields and the facts of the data set."""
@@ -355,14 +366,10 @@ class Graphs:
 
         Parents become children, ordered by vertex number. All other fields are kept.
         """
-        n = np.diff(self.vertex_offsets)
-        counts = np.diff(self.child_offsets)
-        owner = np.repeat(np.arange(self.num_vertices), counts)
-        base = np.repeat(self.vertex_offsets[:-1], n)
-        rows = self.children + base[owner]
+        owner, rows = self._edges
         order = np.argsort(rows, kind="stable")
         new_counts = np.bincount(rows, minlength=self.num_vertices)
-        kids = (owner - base[owner])[order].astype(np.int32)
+        kids = (owner - self._first_rows[owner])[order].astype(np.int32)
         height = heights(rows[order], owner[order], new_counts)
         edge_attr = None if self.edge_attr is None else self.edge_attr[order]
         return dataclasses.replace(self, child_offsets=offsets(new_counts), children=kids, height=height, edge_attr=edge_attr)

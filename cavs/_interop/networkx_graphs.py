@@ -157,11 +157,9 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
     _check_installed("to_networkx")
     import networkx
 
-    counts = np.diff(graphs.child_offsets)
-    owner = np.repeat(np.arange(graphs.num_vertices), counts)
+    owner, _ = graphs._edges
     order = (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
-    parents, children = (owner - base[owner]).tolist(), graphs.children.tolist()
+    parents, children = (owner - graphs._first_rows[owner]).tolist(), graphs.children.tolist()
     of_edges = [{"order": place} for place in order]
     if graphs.edge_attr is not None:
         of_edges = [{**own, "edge_attr": value} for own, value in zip(of_edges, graphs.edge_attr.tolist(), strict=True)]

@@ -8,12 +8,12 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cavs._graphs.arguments import check_graphs
-from cavs._graphs.checks import INT32_MAX
+from cavs._graphs.checks import INT32_MAX, CycleError
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._readers.features import arrays_by_name, leaves_by_name, nested
 from cavs._readers.json_values import are_targets, as_values, id_values, ids_of, rows_for_json, rows_of, targets_of
-from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines, write_bytes
+from cavs._readers.source import ASCII_SPACE, FormatError, Path, format_error, read_lines, write_bytes
 
 Converted = TypeVar("Converted")
 _KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label", "edge_attr", "x")
@@ -84,12 +84,11 @@ def read_edges(path: Path) -> Graphs:
             optional = key != "kinds"
             expected = f"{key!r} to be only int or str in all lines (integers >= 0, < 2**31){', or null' * optional}, not {{}}"
             fields[ids], fields[names] = _joined(lines, parts, functools.partial(ids_of, optional=optional), expected)
-
-    def cycle_error(graph: int, vertex: int) -> FormatError:
-        return lines[graph].error(f"a graph without a cycle; vertex {vertex} depends on itself")
-
     children = [child for own in chain.from_iterable(rows) for child in own]
-    return build_acyclic(sizes, list(map(len, chain.from_iterable(rows))), children, cycle_error, **fields)
+    try:
+        return Graphs.build(sizes, list(map(len, chain.from_iterable(rows))), children, **fields)
+    except CycleError as error:
+        raise lines[error.graph].error(f"a graph without a cycle; vertex {error.vertex} depends on itself") from None
 
 
 class _Line(NamedTuple):
@@ -138,7 +137,7 @@ def _joined(
         return convert(list(chain.from_iterable(parts)))
     except ValueError:
         i = bisect.bisect_left(range(len(lines) - 1), True, key=lambda i: fails(i + 1) is not None)
-    raise lines[i].error(expected.format(fails(i + 1)))
+    raise lines[i].error(expected.replace("{}", str(fails(i + 1))))
 
 
 def _by_parent(graph: JSONObject, values: list[Any]) -> list[Any]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cavs._graphs.checks import CycleError
 from cavs._graphs.graphs import Graphs
-from cavs._readers.source import ASCII_SPACE, FormatError, Path, bare_suffix, build_acyclic, format_error, read_lines
+from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines
 
 # The kinds of every `.bench` file, in this order, so that the kinds of all files agree.
 _BENCH_KINDS = ("INPUT", "AND", "NAND", "OR", "NOR", "XOR", "XNOR", "NOT", "BUF")
@@ -113,20 +114,13 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
         label[[netlist.vertex(line, signal) for line, signal in netlist.outputs]] = 1
         labels.append(label)
 
-    def cycle_error(graph: int, vertex: int) -> FormatError:
-        netlist = netlists[graph]
-        signal = list(netlist.names)[vertex]
-        return format_error(netlist.path, netlist.lines[vertex], signal, "a signal that does not depend on itself (a cycle)")
-
-    return build_acyclic(
-        [len(netlist.kinds) for netlist in netlists],
-        num_children,
-        children,
-        cycle_error,
-        kind=kinds,
-        kind_names=kind_index,
-        label=np.concatenate([np.zeros(0, np.int32), *labels]),
-    )
+    sizes, label = [len(netlist.kinds) for netlist in netlists], np.concatenate([np.zeros(0, np.int32), *labels])
+    try:
+        return Graphs.build(sizes, num_children, children, kind=kinds, kind_names=kind_index, label=label)
+    except CycleError as error:
+        netlist = netlists[error.graph]
+        line, signal = netlist.lines[error.vertex], list(netlist.names)[error.vertex]
+        raise format_error(netlist.path, line, signal, "a signal that does not depend on itself (a cycle)") from None
 
 
 def read_signals(path: Path) -> list[str]:

@@ -27,7 +27,6 @@ from cavs._fit.report import (
 from cavs._fit.softmax import softmax_loss as softmax_loss
 from cavs._fit.texts import (
     graph_of as graph_of,
-    is_root as is_root,
     label_names as label_names,
     named as named,
     phrases_of as phrases_of,
@@ -36,6 +35,7 @@ from cavs._fit.texts import (
     with_labels as with_labels,
     words_of as words_of,
 )
+from cavs._graphs.facts import is_root as is_root
 from cavs._readers.examples import example as example
 from cavs._run.tune import Tuned as Tuned
 from cavs._step.compile_cache import cache_compiled as cache_compiled, compile_quickly as compile_quickly
