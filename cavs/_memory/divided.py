@@ -283,7 +283,7 @@ def _scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like:
 
 def _stacked(parts: Iterable[Part], collate: Collate) -> PyTree:
     """Returns the batches of all parts, whose arrays gain a leading axis of parts."""
-    batches = [collate(Sample(part, np.ones(len(part), bool), graphs, sched)) for part, graphs, sched in parts]
+    batches = [collate(Sample(part, np.ones(len(part), bool), lambda g=g: g, sched)) for part, g, sched in parts]
     return jax.tree.map(lambda *xs: np.stack(xs), *batches)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from cavs._feed.plan import dealt
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -52,18 +53,11 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
             "that all sub-batches have one shape. Write a batch size that is a multiple of count."
         )
     sizes, levels = np.diff(graphs.vertex_offsets), graphs._facts.levels
-    plain, each = _in_turn(sizes, count), len(graphs) // count
+    plain, each = dealt(sizes, count), len(graphs) // count
     most = _ROWS * sizes[plain].sum(1).max()
     others = [_by_height(sizes, levels, count, alike) for alike in _ALIKE if each % alike == 0]
     fitting = [plain, *(parts for parts in others if sizes[parts].sum(1).max() <= most)]
     return min(fitting, key=lambda parts: count * sizes[parts].sum(1).max() + _LEVEL * levels[parts].max(1).sum())
-
-
-def _in_turn(sizes: np.ndarray, count: int) -> np.ndarray:
-    """Deals graphs from the largest to the smallest, in alternating directions, so that no part always gets the largest."""
-    by_size = np.argsort(-sizes, kind="stable").reshape(-1, count)
-    by_size[1::2] = by_size[1::2, ::-1].copy()
-    return np.ascontiguousarray(by_size.T)
 
 
 def _by_height(sizes: np.ndarray, levels: np.ndarray, count: int, alike: int) -> np.ndarray:
