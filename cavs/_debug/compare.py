@@ -123,7 +123,8 @@ def compare(
     want, want_grads = how(looped, params, both, edges, lambda pushes: pushes["push"])
 
     if tolerance is None:
-        tolerance = _default_tolerance(F, params, inputs)
+        dtypes = {x.dtype for x in (*jax.tree.leaves((params, inputs)), *F.state_avals(params, inputs))}
+        tolerance = max([_TOLERANCE.get(d.name, _COARSE) for d in dtypes if jnp.issubdtype(d, jnp.inexact)], default=0.0)
     found, later = Differences(graphs, tolerance), Differences(graphs, tolerance)
     for name, got_values, want_values in (("state", got["state"], want["state"]), ("push", plain, want["push"])):
         found.per_vertex(name, got_values, want_values, sign=1)
@@ -140,11 +141,6 @@ def compare(
     worst, what = max(found.worst, later.worst), "states, pushes and gradients" if gradients else "states and pushes"
     summary = f"{what} of {counted(graphs.num_vertices, 'vertex')}, largest difference {worst:.3g}"
     return Comparison((*found.all, *later.all), summary)
-
-
-def _default_tolerance(F: VertexFunction, params: PyTree, inputs: PyTree) -> float:
-    dtypes = {x.dtype for x in (*jax.tree.leaves((params, inputs)), *F.state_avals(params, inputs))}
-    return max([_TOLERANCE.get(d.name, _COARSE) for d in dtypes if jnp.issubdtype(d, jnp.inexact)], default=0.0)
 
 
 def probed(F: VertexFunction, params: PyTree, inputs: PyTree, num_vertices: int) -> tuple[VertexFunction, dict[str, jax.Array]]:

@@ -128,7 +128,7 @@ def find_nan(
         if search.bad(ct):
             row = int(np.argmax(search.bad_rows(ct)))
             return search.report("loss", f"gradient of push{jax.tree_util.keystr(path)}", row)
-    zeros = jax.tree.map(_zero, pushes["state"])
+    zeros = jax.tree.map(lambda x: _cotangent(jnp.zeros_like(x)), pushes["state"])
     return search.backward(pushes["state"], cotangents, *vjp({"state": zeros, "push": cotangents}))
 
 
@@ -294,10 +294,6 @@ class _Search:
 
 def _sum(pushes: PyTree) -> jax.Array:
     return sum((jnp.real(x).sum() for x in jax.tree.leaves(pushes) if jnp.issubdtype(x.dtype, jnp.inexact)), jnp.zeros(()))
-
-
-def _zero(x: jax.Array) -> Value:
-    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _without_float0(ct: Value) -> Value:

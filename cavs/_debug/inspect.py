@@ -135,14 +135,9 @@ def _levels_table(sched: Schedule) -> "Table":
     for (a, b), mean in zip(pairwise(edges.tolist()), means, strict=True):
         level = f"{a}" if b == a + 1 else f"{a}-{b - 1}"
         number = f"{mean:,.0f}" if b == a + 1 else f"{mean:,.1f}"
-        table.add_row(level, number, _bar(mean / max(means)))
+        eighths = max(1, round(mean / max(means) * BAR * 8))  # of a character
+        table.add_row(level, number, "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip())
     return table
-
-
-def _bar(share: float) -> str:
-    """A bar with a resolution of an eighth of a character."""
-    eighths = max(1, round(share * BAR * 8))
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _spread(counts: np.ndarray) -> str:

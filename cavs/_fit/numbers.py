@@ -48,14 +48,9 @@ def errors(true: ArrayLike, predicted: ArrayLike) -> Errors:
         "count": len(true),
         "rmse": rmse,
         "mae": float(np.abs(wrong).mean()) if len(true) else math.nan,
-        "r2": r2_of(rmse, deviation),
+        "r2": 1 - (rmse / deviation) ** 2 if deviation else None,
         "standard_deviation": deviation,
     }
-
-
-def r2_of(rmse: float, deviation: float) -> float | None:
-    """The coefficient of determination; `None` if the true values do not differ."""
-    return 1 - (rmse / deviation) ** 2 if deviation else None
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, float | str]:

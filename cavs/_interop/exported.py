@@ -194,29 +194,19 @@ def export_shape(
     trees = jax.tree.structure(params), jax.tree.structure(inputs)
     arguments = named, named_leaves(inputs, "export_forward: inputs")
     shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
-    flat = functools.partial(_run_named, forward, shape, trees, [list(tree) for tree in arguments])
+
+    def exported(x: Any) -> Any:
+        return ExportedSchedule(x.data, x.shape) if type(x) is Schedule else x
+
+    def run_named(params: Arrays, data: jax.Array, inputs: Arrays) -> PyTree:
+        """Runs `forward` on leaves by name, so that the file does not depend on the user's container classes."""
+        in_order = ([leaves[name] for name in own] for leaves, own in zip((params, inputs), arguments, strict=True))
+        unflat_params, unflat_inputs = (tree.unflatten(leaves) for tree, leaves in zip(trees, in_order, strict=True))
+        unflat_inputs = jax.tree.map(exported, unflat_inputs, is_leaf=lambda x: isinstance(x, Schedule))
+        return forward(unflat_params, ExportedSchedule(data, shape), unflat_inputs)
+
     data = jax.ShapeDtypeStruct((length_of(shape),), np.int32)
-    return jax_export.export(jax.jit(flat), platforms=platforms)(shaped[0], data, shaped[1])
-
-
-def _run_named(
-    forward: Forward,
-    shape: Shape,
-    trees: tuple[Any, Any],
-    names: Sequence[list[str]],
-    params: Arrays,
-    data: jax.Array,
-    inputs: Arrays,
-) -> PyTree:
-    """Runs `forward` on leaves by name, so that the file does not depend on the user's container classes."""
-    arguments = zip(trees, names, (params, inputs), strict=True)
-    unflat_params, unflat_inputs = (tree.unflatten([leaves[name] for name in own]) for tree, own, leaves in arguments)
-    unflat_inputs = jax.tree.map(_exported, unflat_inputs, is_leaf=lambda x: isinstance(x, Schedule))
-    return forward(unflat_params, ExportedSchedule(data, shape), unflat_inputs)
-
-
-def _exported(x: Any) -> Any:
-    return ExportedSchedule(x.data, x.shape) if type(x) is Schedule else x
+    return jax_export.export(jax.jit(run_named), platforms=platforms)(shaped[0], data, shaped[1])
 
 
 def layout_hash(shapes: Sequence[Shape]) -> str:

@@ -77,9 +77,11 @@ def read_words(path: Path, lines: list[str], label: str, parsed: bool = True) ->
         if line.startswith("#"):
             continue
         if not line.strip(ASCII_SPACE):
-            if n:
-                _end_sentence(path, lines, words, n)
-                n = 0
+            for head, k in zip(words.heads[-n:], words.line[-n:], strict=True) if n else ():
+                if head > n:
+                    raise format_error(path, k + 1, lines[k], f"a HEAD from 0 to {n}, the ID of the last word")
+            words.num_vertices += [n] if n else []
+            n = 0
             continue
         cells = line.split("\t")
         if len(cells) != 10 or "" in cells:
@@ -99,11 +101,3 @@ def read_words(path: Path, lines: list[str], label: str, parsed: bool = True) ->
         words.heads.append(int(head) if parsed else 0)
         words.line.append(i)
     return words
-
-
-def _end_sentence(path: Path, lines: list[str], words: Words, n: int) -> None:
-    """Checks the heads of the last `n` words, which form a sentence."""
-    for head, i in zip(words.heads[-n:], words.line[-n:], strict=True):
-        if head > n:
-            raise format_error(path, i + 1, lines[i], f"a HEAD from 0 to {n}, the ID of the last word")
-    words.num_vertices.append(n)

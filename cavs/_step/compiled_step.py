@@ -219,10 +219,7 @@ class Step(Generic[State, Metrics]):
 
         work = {key: functools.partial(compiling, one) for key, one in lower.items()}
         if work:
-            self.background.start(work, self._watch, len(self._known) + len(work))
-
-    def _watch(self, now: tuple[int, int] | None) -> None:
-        self.compiling = now
+            self.background.start(work, functools.partial(setattr, self, "compiling"), len(self._known) + len(work))
 
     def _compile_others(self, state: PyTree, batches: PyTree) -> None:
         """Compiles in the background what the loader will yield in this epoch, while training goes on."""
