@@ -7,9 +7,14 @@ from cavs._feed.batches import Batches as Batches
 from cavs._feed.loader import Loader as Loader
 from cavs._feed.settings import Sample as Sample
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
-from cavs._fit.folder import KeeperError as KeeperError, new_folder as new_folder
 from cavs._fit.keeper import Keeper as Keeper
-from cavs._fit.kept import Evaluated as Evaluated, read_run as read_run, restore_best as restore_best
+from cavs._fit.kept import (
+    Evaluated as Evaluated,
+    KeeperError as KeeperError,
+    new_folder as new_folder,
+    read_run as read_run,
+    restore_best as restore_best,
+)
 from cavs._fit.labels import (
     ConfusionMatrix as ConfusionMatrix,
     Found as Found,
