@@ -189,8 +189,6 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
         got = getattr(settings, name)
         if got is not None and (isinstance(got, bool) or not isinstance(got, int) or got < least):
             raise ValueError(f"Loader: {name}: got {got!r}; expected an int >= {least}{' or None' * (name != 'shapes')}.")
-    if settings.collate is not None and not callable(settings.collate):
-        raise TypeError(f"Loader: collate: got a {type(settings.collate).__name__}; expected a function of one batch.")
     if settings.collate is not None:
         check_takes("Loader: collate", settings.collate, "sample")
     if settings.last == "pad" and settings.collate is None and not any("label" in m.options.fields for m in members):

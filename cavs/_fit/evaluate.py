@@ -148,11 +148,7 @@ def _check(function: str, fun: Any, loader: Any) -> None:
             f"{function}: loader: got a {type(loader).__name__}; expected a cavs.data.Loader. Write {function}(fun, params, "
             "loader)."
         )
-    if not callable(fun):
-        raise TypeError(
-            f"{function}: fun: got a {type(fun).__name__}; expected a function. Write {function}(fun, params, loader)."
-        )
-    check_takes(f"{function}: fun", fun, "params", "batch")
+    check_takes(f"{function}: fun", fun, "params", "batch", write=f"{function}(fun, params, loader)")
 
 
 def _check_metrics(found: Any, many: bool) -> None:

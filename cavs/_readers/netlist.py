@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs._graphs.checks import CycleError
 from cavs._graphs.graphs import Graphs
-from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines
+from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines, words_in
 
 # The kinds of every `.bench` file, in this order, so that the kinds of all files agree.
 _BENCH_KINDS = ("INPUT", "AND", "NAND", "OR", "NOR", "XOR", "XNOR", "NOT", "BUF")
@@ -189,7 +189,7 @@ def _read_blif(path: Path) -> _Netlist:
     gate: tuple[int, list[str], list[str]] | None = None  # line, signals, rows of the cover
     seen: set[str] = set()
     for number, text in _blif_lines(path):
-        words = _split(text)
+        words = words_in(text)
         key = words[0]
         if ".end" in seen:
             raise format_error(path, number, text, "nothing after .end, as a file has one model")
@@ -260,11 +260,6 @@ def _define_gate(netlist: _Netlist, line: int, signals: list[str], cover: list[s
     # A gate without rows is never 1.
     rows = sorted(set(cover)) or [f"{'-' * len(fan_in)} 0".strip()]
     netlist.define(line, signals[-1], "names:" + "|".join(rows), fan_in)
-
-
-def _split(text: str) -> list[str]:
-    # Bytes split at ASCII white space only.
-    return [word.decode() for word in text.encode().split()]
 
 
 def _not_empty(netlist: _Netlist) -> _Netlist:

@@ -122,6 +122,11 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in read_utf8(path).decode("utf-8").split("\n")]
 
 
+def words_in(line: str) -> list[str]:
+    """The words of a line. They are separated by `ASCII_SPACE` only, of which `bytes.split` knows."""
+    return [word.decode("utf-8", "surrogatepass") for word in line.encode("utf-8", "surrogatepass").split()]
+
+
 def line_at(data: bytes, position: int) -> int:
     """The number, from 1, of the line that contains the byte at `position`."""
     return data.count(b"\n", 0, position) + 1
