@@ -1,7 +1,7 @@
 """Validation of what `Graphs.build` and `graphs[index]` are passed."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import jax
 import numpy as np
@@ -130,28 +130,16 @@ def checked_structure(
     return Structure(vertex_offsets, child_offsets, kids, height)
 
 
-def checked_fields(
-    vertex_offsets: np.ndarray,
-    *,
-    kind: ArrayLike | None = None,
-    label: ArrayLike | None = None,
-    input_id: ArrayLike | None = None,
-    vocab: Iterable[str] | None = None,
-    kind_names: Iterable[str] | None = None,
-    label_names: Iterable[str] | None = None,
-    graph_label: ArrayLike | None = None,
-    edge_attr: ArrayLike | None = None,
-    x: PyTree = None,
-    num_edges: int = 0,
-) -> OptionalFields:
-    """Validates the optional arguments of `Graphs.build`. Raises `ValueError` as `Graphs.build` does."""
+def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[str, Any]) -> OptionalFields:
+    """Validates `fields`, the optional arguments of `Graphs.build`. Raises `ValueError` as `Graphs.build` does."""
+    num_vertices, label = int(vertex_offsets[-1]), fields.get("label")
 
-    def ids(name: str, value: ArrayLike | None, names: tuple[str, ...] | None) -> np.ndarray | None:
-        if value is None:
+    def ids(name: str, names: tuple[str, ...] | None) -> np.ndarray | None:
+        if fields.get(name) is None:
             return None
-        array = integers(name, value, np.int32)
-        if len(array) != vertex_offsets[-1]:
-            raise ValueError(f"{name}: got {counted(len(array), 'value')}; expected {vertex_offsets[-1]}, one per vertex.")
+        array = integers(name, fields[name], np.int32)
+        if len(array) != num_vertices:
+            raise ValueError(f"{name}: got {counted(len(array), 'value')}; expected {num_vertices}, one per vertex.")
         low, high = 0 if name == "kind" else -1, INT32_MAX if names is None else len(names) - 1
         bad = np.flatnonzero((array < low) | (array > high))
         if len(bad):
@@ -159,20 +147,24 @@ def checked_fields(
             raise ValueError(f"{name}: got {array[bad[0]]} at vertex {v} of graph {g}; expected {low} to {high}.")
         return array
 
-    for name, given in (("vocab", vocab), ("kind_names", kind_names), ("label_names", label_names)):
-        if isinstance(given, str):
+    def values(name: str, count: int) -> np.ndarray | None:
+        return None if fields.get(name) is None else _values(name, fields[name], count, None)
+
+    for name in ("vocab", "kind_names", "label_names"):
+        if isinstance(given := fields.get(name), str):
             raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
-    words, kinds, labels = (None if names is None else tuple(names) for names in (vocab, kind_names, label_names))
+    given = (fields.get(name) for name in ("vocab", "kind_names", "label_names"))
+    words, kinds, labels = (None if names is None else tuple(names) for names in given)
     return {
-        "kind": ids("kind", kind, kinds),
-        "label": ids("label", label, labels) if are_ids(label) else _values("label", label, int(vertex_offsets[-1]), labels),
-        "input_id": ids("input_id", input_id, words),
+        "kind": ids("kind", kinds),
+        "label": ids("label", labels) if are_ids(label) else _values("label", label, num_vertices, labels),
+        "input_id": ids("input_id", words),
         "vocab": words,
         "kind_names": kinds,
         "label_names": labels,
-        "graph_label": None if graph_label is None else _values("graph_label", graph_label, len(vertex_offsets) - 1, None),
-        "edge_attr": None if edge_attr is None else _values("edge_attr", edge_attr, num_edges, None),
-        "x": jax.tree.map(lambda leaf: _values("x", leaf, int(vertex_offsets[-1]), None), x),
+        "graph_label": values("graph_label", len(vertex_offsets) - 1),
+        "edge_attr": values("edge_attr", num_edges),
+        "x": jax.tree.map(lambda leaf: _values("x", leaf, num_vertices, None), fields.get("x")),
     }
 
 

@@ -44,7 +44,7 @@ def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None,
     position = (np.arange(len(num_children)) - np.repeat(starts, lengths)).astype(np.int32)
     structure = Structure(offsets(lengths), offsets(num_children), position[num_children > 0] - 1, position)
     flat = _flat_fields("from_lengths", lengths, fields | {"input_id": input_id, "label": label})
-    return Graphs(*structure, **checked_fields(structure.vertex_offsets, **flat))
+    return Graphs(*structure, **checked_fields(structure.vertex_offsets, len(structure.children), flat))
 
 
 def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: Ids = None, **fields: Any) -> Graphs:

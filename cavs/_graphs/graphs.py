@@ -115,20 +115,9 @@ class Graphs:
                 and the vertex.
         """
         structure = checked_structure(num_vertices, num_children, children)
-        fields = checked_fields(
-            structure.vertex_offsets,
-            kind=kind,
-            label=label,
-            input_id=input_id,
-            vocab=vocab,
-            kind_names=kind_names,
-            label_names=label_names,
-            graph_label=graph_label,
-            edge_attr=edge_attr,
-            x=x,
-            num_edges=len(structure.children),
-        )
-        return Graphs(*structure, **fields)
+        fields = {"kind": kind, "label": label, "input_id": input_id, "graph_label": graph_label, "edge_attr": edge_attr}
+        fields |= {"x": x, "vocab": vocab, "kind_names": kind_names, "label_names": label_names}
+        return Graphs(*structure, **checked_fields(structure.vertex_offsets, len(structure.children), fields))
 
     def __len__(self) -> int:
         """The number of graphs, G."""
@@ -331,7 +320,7 @@ class Graphs:
             hint = suggestion(other[0], known)
             raise TypeError(f"replace: got {other[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
         given = {name: getattr(self, name) for name in known} | fields
-        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, num_edges=self.num_edges, **given))
+        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, self.num_edges, given))
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Graphs, ...]":
         """Deals the graphs at random to parts, such as a training, a development and a test set.
