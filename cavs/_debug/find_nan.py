@@ -17,7 +17,7 @@ from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import bind
+from cavs._jaxpr.equations import run_equations, values
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
 from cavs._jaxpr.source_lines import source_line
 from cavs._run.run import run
@@ -257,14 +257,8 @@ class _Search:
         Returns the equation of `jaxpr`, the innermost equation within it, and the operands of the latter.
         """
         env: dict[Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-        origin: dict[Var, Eqn] = {}
-
-        def read(x: Var | Literal) -> Value:
-            return x.val if isinstance(x, Literal) else env[x]
-
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, bind(eqn, [read(x) for x in eqn.invars]), strict=True))
-            origin |= dict.fromkeys(eqn.outvars, eqn)
+        run_equations(jaxpr.eqns, env)
+        origin = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         at = jaxpr.outvars[number]
         if isinstance(at, Literal) or not self.bad(env[at]):
             return None
@@ -272,7 +266,7 @@ class _Search:
             eqn = origin[at]
             carriers = [x for x in eqn.invars if not isinstance(x, Literal) and self._carries(eqn, x, env, at)]
             if not carriers:
-                operands = [read(x) for x in eqn.invars]
+                operands = values(eqn.invars, env)
                 deeper = None
                 if eqn.primitive.name in (*CALLS, "checkpoint", "remat2"):
                     deeper = self._trace_back(*body_of(eqn), operands, list(eqn.outvars).index(at))

@@ -1,7 +1,7 @@
 """Validation of what `Graphs.build` and `graphs[index]` are passed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from cavs._graphs.counted import counted
 from cavs._graphs.heights import heights, offsets
-from cavs._graphs.pytree import PyTree
 
 INT32_MAX = 2**31 - 1
 
@@ -56,20 +55,6 @@ class Structure(NamedTuple):
     child_offsets: np.ndarray
     children: np.ndarray
     height: np.ndarray
-
-
-class OptionalFields(TypedDict):
-    """The optional arrays of `Graphs`, and the names that their ids stand for."""
-
-    kind: np.ndarray | None
-    label: np.ndarray | None
-    input_id: np.ndarray | None
-    vocab: tuple[str, ...] | None
-    kind_names: tuple[str, ...] | None
-    label_names: tuple[str, ...] | None
-    graph_label: np.ndarray | None
-    edge_attr: np.ndarray | None
-    x: PyTree
 
 
 class CycleError(ValueError):
@@ -130,8 +115,11 @@ def checked_structure(
     return Structure(vertex_offsets, child_offsets, kids, height)
 
 
-def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[str, Any]) -> OptionalFields:
-    """Validates `fields`, the optional arguments of `Graphs.build`. Raises `ValueError` as `Graphs.build` does."""
+def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Validates the optional arguments of `Graphs.build`, and returns all optional fields of `Graphs`.
+
+    Raises `ValueError` as `Graphs.build` does.
+    """
     num_vertices, label = int(vertex_offsets[-1]), fields.get("label")
 
     def ids(name: str, names: tuple[str, ...] | None) -> np.ndarray | None:

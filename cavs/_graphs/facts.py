@@ -28,14 +28,7 @@ def arity_of(num_children: np.ndarray) -> int:
 
 
 def is_root(graphs: "Graphs") -> np.ndarray:
-    """Computes which vertices have no parent.
-
-    Args:
-        graphs: the graphs.
-
-    Returns:
-        bool[V].
-    """
+    """Returns which vertices have no parent, bool[V]."""
     found = np.ones(graphs.num_vertices, bool)
     found[graphs._edges[1]] = False
     return found
