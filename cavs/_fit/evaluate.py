@@ -45,10 +45,8 @@ def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def call(params: PyTree, batches: PyTree) -> PyTree:
         if not isinstance(batches, Batches):
             return fun(params, batches)
-        if batches.mesh is None:
-            return jax.lax.map(lambda batch: fun(params, batch), batches.tree) if batches.count else fun(params, batches.tree)
-        one = lambda p, batch: jax.lax.map(lambda b: fun(p, b), batch) if batches.count else fun(p, batch)  # noqa: E731
-        return divided(one, batches)(params, batches.tree)
+        many = lambda p, tree: jax.lax.map(lambda batch: fun(p, batch), tree) if batches.count else fun(p, tree)  # noqa: E731
+        return (many if batches.mesh is None else divided(many, batches))(params, batches.tree)
 
     return jax.jit(call)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cavs._graphs.arguments import optional_module
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._readers.features import arrays_by_name, nested
@@ -13,6 +14,8 @@ from cavs._readers.json_values import are_targets, id_values, ids_of, targets_of
 
 if TYPE_CHECKING:
     import networkx
+
+MSG_NETWORKX = "{}: networkx is not installed. Write: pip install networkx"
 
 
 def from_networkx(
@@ -50,10 +53,8 @@ def from_networkx(
         ValueError: a graph is undirected, empty or cyclic, or the values of an attribute are of different types or shapes.
         ImportError: networkx is not installed.
     """
-    _check_installed("from_networkx")
-    import networkx
-
-    all_graphs = [graphs] if isinstance(graphs, networkx.Graph) else list(graphs)
+    networkx = optional_module("networkx", MSG_NETWORKX.format("from_networkx"))
+    all_graphs: list[Any] = [graphs] if isinstance(graphs, networkx.Graph) else list(graphs)
     sizes: list[int] = []
     children: list[list[int]] = []
     values: dict[str, list[object]] = {"kind": [], "label": [], "input_id": []}
@@ -154,9 +155,7 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
     Raises:
         ImportError: networkx is not installed.
     """
-    _check_installed("to_networkx")
-    import networkx
-
+    networkx = optional_module("networkx", MSG_NETWORKX.format("to_networkx"))
     owner, _ = graphs._edges
     order = (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()
     parents, children = (owner - graphs._first_rows[owner]).tolist(), graphs.children.tolist()
@@ -187,10 +186,3 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
             graph.add_edge(child, parent, **own)
         out.append(graph)
     return out
-
-
-def _check_installed(function: str) -> None:
-    try:
-        import networkx  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"{function}: networkx is not installed. Write: pip install networkx") from error

@@ -1,18 +1,20 @@
 """Weights as safetensors files: arrays by name, without code or pickle, readable by other frameworks."""
 
 import os
-from types import ModuleType
 from typing import TypeVar, overload
 
 import jax
 import numpy as np
 
+from cavs._graphs.arguments import optional_module
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
 from cavs._readers.features import nested
 from cavs._readers.files import check_path, open_regular, replacing
 
 Params = TypeVar("Params")
+SAFETENSORS = "safetensors.flax"  # despite its name it needs only JAX; it is the module that supports bfloat16
+MSG_SAFETENSORS = "{}: safetensors is not installed; expected it for weights files. Write: pip install safetensors"
 
 
 def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str, str] | None = None) -> None:
@@ -32,7 +34,7 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
         ImportError: safetensors is not installed.
     """
     check_path("save_params", path, "Write save_params(params, path).")
-    save_file = _safetensors("save_params").save_file
+    save_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("save_params")).save_file
     arrays = {}
     for name, x in named_leaves(params, "save_params: params").items():
         key = hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
@@ -67,7 +69,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         OSError: the file does not exist or is not a regular file.
         ImportError: safetensors is not installed.
     """
-    load_file = _safetensors("load_params").load_file
+    load_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("load_params")).load_file
     open_regular(path).close()
     try:
         arrays = load_file(os.fspath(path))
@@ -88,17 +90,6 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         raise ValueError(
             f"load_params: {os.fspath(path)}: {error}. Write like=..., a pytree with the structure that was saved."
         ) from error
-
-
-def _safetensors(function: str) -> ModuleType:
-    try:
-        # Despite its name it needs only JAX. It is the module that supports bfloat16.
-        import safetensors.flax
-    except ImportError as error:
-        raise ImportError(
-            f"{function}: safetensors is not installed; expected it for weights files. Write: pip install safetensors"
-        ) from error
-    return safetensors.flax
 
 
 def _with_lists(tree: PyTree) -> PyTree:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from cavs._feed.loader import Loader
+from cavs._graphs.arguments import optional_module
 from cavs._graphs.pytree import PyTree
 from cavs._readers.files import check_path
 
@@ -237,13 +238,10 @@ def tensorboard(folder: str | Path) -> Write:
     Raises:
         ModuleNotFoundError: the package tensorboardX is missing.
     """
-    try:
-        from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(MSG_TENSORBOARD) from error
+    package = optional_module("tensorboardX", MSG_TENSORBOARD)
     if jax.process_index():
         return lambda record: None
-    events: Any = SummaryWriter(str(folder), flush_secs=FLUSH)
+    events = package.SummaryWriter(str(folder), flush_secs=FLUSH)
     atexit.register(events.close)
 
     def write(record: Record) -> None:
