@@ -90,15 +90,7 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
     """
     given: Any = path
     paths: list[Path] = [given] if isinstance(path, str | os.PathLike) or hasattr(path, "read") else list(given)
-    readers = {".bench": _read_bench, ".blif": _read_blif}
-    for one in paths:
-        if bare_suffix(one) not in readers:
-            raise ValueError(
-                f"read_netlist: path: got {os.fspath(one)!r}, which ends in {bare_suffix(one)!r}; expected .bench or .blif, or "
-                "one of these with .gz."
-            )
-    netlists = [readers[bare_suffix(one)](one) for one in paths]
-
+    netlists = list(map(_read, paths))
     any_bench = any(bare_suffix(one) == ".bench" for one in paths)
     kind_index = {kind: i for i, kind in enumerate(_BENCH_KINDS if any_bench else _BENCH_KINDS[:1])}
     kinds: list[int] = []
@@ -131,8 +123,20 @@ def read_signals(path: Path) -> list[str]:
 
     Raises:
         FormatError: a line is invalid.
+        ValueError: the path has another suffix.
     """
-    return [*(_read_bench if bare_suffix(path) == ".bench" else _read_blif)(path).names]
+    return [*_read(path).names]
+
+
+def _read(path: Path) -> _Netlist:
+    suffix = bare_suffix(path)
+    if suffix not in (".bench", ".blif"):
+        got = f"{os.fspath(path)!r}, which ends in {suffix!r}"
+        raise ValueError(f"read_netlist: path: got {got}; expected .bench or .blif, or one of these with .gz.")
+    netlist = _read_bench(path) if suffix == ".bench" else _read_blif(path)
+    if not netlist.kinds:
+        raise format_error(path, None, "no input and no gate", "at least one")
+    return netlist
 
 
 def _read_bench(path: Path) -> _Netlist:
@@ -172,7 +176,7 @@ def _read_bench(path: Path) -> _Netlist:
         if kind in ("NOT", "BUF") and len(signals) != 1:
             raise format_error(path, number, text, f"one signal in the brackets of {kind}")
         netlist.define(number, target, kind, signals)
-    return _not_empty(netlist)
+    return netlist
 
 
 def _cover_of_table(path: Path, number: int, line: re.Match[str], fan_in: int) -> list[str]:
@@ -221,7 +225,7 @@ def _read_blif(path: Path) -> _Netlist:
             gate = (number, words[1:], [])
     if gate is not None:
         _define_gate(netlist, *gate)
-    return _not_empty(netlist)
+    return netlist
 
 
 def _blif_lines(path: Path) -> list[tuple[int, str]]:
@@ -260,9 +264,3 @@ def _define_gate(netlist: _Netlist, line: int, signals: list[str], cover: list[s
     # A gate without rows is never 1.
     rows = sorted(set(cover)) or [f"{'-' * len(fan_in)} 0".strip()]
     netlist.define(line, signals[-1], "names:" + "|".join(rows), fan_in)
-
-
-def _not_empty(netlist: _Netlist) -> _Netlist:
-    if not netlist.kinds:
-        raise format_error(netlist.path, None, "no input and no gate", "at least one")
-    return netlist

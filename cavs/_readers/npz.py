@@ -15,10 +15,7 @@ from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_byte
 
 _VERSION = 1
 _IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))
-_HEADER, _LENGTHS_AT = (
-    30,
-    26,
-)  # of the header before a member of a zip file: its bytes, and where the lengths of name and rest are
+_HEADER, _LENGTHS_AT = 30, 26  # of a member of a zip file: the bytes before it, and where the lengths of name and rest are
 _PLAIN = ("graph_label", "edge_attr")  # numbers of any dtype, which have no names
 
 
