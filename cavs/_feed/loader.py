@@ -239,12 +239,8 @@ class Loader(Generic[Yielded]):
 
     def state(self) -> dict[str, int]:
         """Returns the position: how many batches loops have received so far, as a dict of ints that JSON can store."""
-        found = {"epoch": self.epoch, "batch": self.batch, "seen": self.seen, "steps": self._steps, "order": 0}
-        if not self._sampler.known:
-            return found
-        if self.batch and self.batch >= len(self):  # a run may then go on with other batches, such as on more devices
-            return found | {"epoch": self.epoch + 1, "batch": 0}
-        return found | {"order": self._planned(self.epoch).checksum}
+        order = self._planned(self.epoch).checksum if self._sampler.known else 0
+        return {"epoch": self.epoch, "batch": self.batch, "seen": self.seen, "steps": self._steps, "order": order}
 
     def restore(self, state: Mapping[str, SupportsIndex]) -> None:
         """Continues at a position: the next loop yields the rest of its epoch. A loop that is running ends.

@@ -273,7 +273,9 @@ class Keeper:
             "history": self.history,
         }
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        save_checkpoint((tree, text), self.folder / name, *loaders)
+        # At the end of an epoch a run may go on with other batches, such as on more devices.
+        positions: Any = [kept.NextEpoch(x) if self._place()[1] else x for x in loaders]
+        save_checkpoint((tree, text), self.folder / name, *positions)
 
     def _collect(self, left: int = 0) -> None:
         self._sums = self._pending.added_to(self._sums, left)

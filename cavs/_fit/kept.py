@@ -152,6 +152,16 @@ class Evaluated(TypedDict):
     score: float
 
 
+class NextEpoch:
+    """The position of a loader at the end of an epoch, as the begin of the next one."""
+
+    def __init__(self, loader: Loader):
+        self._loader = loader
+
+    def state(self) -> dict[str, int]:
+        return self._loader.state() | {"epoch": self._loader.epoch + 1, "batch": 0, "order": 0}
+
+
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the `facts` that a [`cavs.data.Keeper`][] was given, and its identifier of the run, `run`.
 
