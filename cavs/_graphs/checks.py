@@ -58,7 +58,9 @@ class Structure(NamedTuple):
 
 
 class CycleError(ValueError):
-    """A graph has a cycle, through a vertex."""
+    """A graph has a cycle, through a vertex. Tracebacks call it a `ValueError`, as `Graphs.build` does."""
+
+    __module__, __qualname__ = "builtins", "ValueError"
 
     def __init__(self, graph: int, vertex: int):
         super().__init__(
