@@ -192,6 +192,18 @@ def test_labels_that_are_no_ids_are_left_to_collate() -> None:
         assert sched.shape.fields == () and np.nanmean(label) in (0.25, 1, 1.75) and of_graph.shape == (1,)
 
 
+def test_the_graphs_of_a_sample_are_selected_when_they_are_read() -> None:
+    samples: list[cavs.data.Sample] = []
+
+    def collate(sample: cavs.data.Sample) -> Any:
+        samples.append(sample)
+        return sample.sched
+
+    assert len([*cavs.data.Loader(GRAPHS, 7, steps=1, collate=collate)]) == len(samples) == 8
+    assert not any("graphs" in vars(sample) for sample in samples)
+    assert all(sample.graphs.equals(GRAPHS[sample.numbers]) for sample in samples)
+
+
 def test_dispatches_have_every_batch_once() -> None:
     found = dispatches([0, 1, 0, 0, 1, 0, 2], 2)
     assert [some.tolist() for some in found] == [[0, 2], [1, 4], [3, 5], [6]]

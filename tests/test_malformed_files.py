@@ -66,7 +66,13 @@ MALFORMED = [
     ("a.jsonl", '{"children": [[]], "labels": [true]}', 1, "'{", "not bool"),
     ("a.jsonl", '{"children": [[]], "kinds": [null]}', 1, "'{", "'kinds' to be only int or str .*, not null"),
     ("a.jsonl", '{"children": [[], []], "inputs": [1, "a"]}', 1, "'{", "not int and str"),
-    ("a.jsonl", '{"children": [[]], "inputs": [1]}\n{"children": [[]], "inputs": ["a"]}', 2, "'{", "only int .*, not str"),
+    (
+        "a.jsonl",
+        '{"children": [[]], "inputs": [1]}\n{"children": [[]], "inputs": ["a"]}',
+        2,
+        "'{",
+        "only int or str .*, not int and str",
+    ),
     (
         "a.jsonl",
         '{"children": [[]], "inputs": [1]}\n{"children": [[]]}',

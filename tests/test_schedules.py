@@ -1,6 +1,5 @@
 """Fields that schedules include, known shapes, and batches that were selected from a data set."""
 
-import copy
 import dataclasses
 import pickle
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._graphs.deferred import DeferredGraphs
 from cavs._schedule.shape import slots_of
 from tests.odd_graphs import BATCHES, GRAPHS, WIDE, chain, from_children, joined, random_binary_tree, star, with_kinds
 from tests.schedule_checks import assert_same, check, schedules
@@ -89,25 +87,10 @@ def test_selections_of_selections(name: str) -> None:
 def test_a_selection_keeps_the_arity_of_its_data_set_without_it(first: cavs.Graphs) -> None:
     """A few graphs may have one arity by chance. They have the shapes of their data set, even if they were pickled."""
     graphs = joined([first, chain(4), chain(4)])
-    for some in (graphs[[1, 2]], graphs[1:][:1], graphs[:0], DeferredGraphs.of(graphs, np.array([2]))):
+    for some in (graphs[[1, 2]], graphs[1:][:1], graphs[:0]):
         alone = pickle.loads(pickle.dumps(some))
         shape = cavs.schedule(alone).shape
         assert shape == cavs.schedule(some).shape and (shape.arity == 1) == (first.max_fan_in == 1)
-
-
-def test_graphs_are_selected_when_they_are_looked_at() -> None:
-    graphs = dataclasses.replace(joined([chain(5), chain(7)]), label=np.arange(12, dtype=np.int32))
-    looks = (len, repr, copy.copy, copy.deepcopy, pickle.dumps, dataclasses.asdict, lambda g: g[0], lambda g: g.label)
-    for look in looks:
-        batch = DeferredGraphs.of(graphs, np.array([1]))
-        assert not isinstance(batch._held, cavs.Graphs)
-        look(batch)
-        assert isinstance(batch._held, cavs.Graphs)
-        assert batch.label is not None and batch.label.tolist() == [5, 6, 7, 8, 9, 10, 11]
-        np.testing.assert_array_equal(batch.children, graphs[1].children)
-    untouched = [DeferredGraphs.of(graphs, np.array([1])) for _ in range(2)]
-    for same in (dataclasses.replace(untouched[0], label=None), pickle.loads(pickle.dumps(untouched[1]))):
-        assert len(same) == 1 and same._arity == graphs._arity and same.height.tolist() == list(range(7))
 
 
 def assert_equal_but_for_arity(one: cavs.Schedule, other: cavs.Schedule) -> None:

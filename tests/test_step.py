@@ -158,10 +158,8 @@ def test_programs_are_compiled_ahead_and_found_by_the_calls(meshed: bool) -> Non
         return jax.tree.map(lambda x: 0.9 * x, state), cavs.data.total(sched.num_vertices)
 
     loader, like = cavs.data.Loader(GRAPHS, 3, mesh=mesh), {"x": jax.ShapeDtypeStruct((3,), jnp.float32, sharding=where)}
-    other = jax.jit(lambda x: x + 1)
-    failing = {"failing": lambda: 1 / 0, "other": lambda: other.lower(like["x"])}
-    step.compile_ahead(like, loader.examples(), failing)
-    assert step.compiling in ((1, 4), (2, 4), (3, 4), (4, 4))
+    step.compile_ahead(like, loader.examples())
+    assert step.compiling in ((1, 2), (2, 2))
     step.background.wait_for_all()
     for thread in [t for t in threading.enumerate() if t.name == "cavs-compile"]:
         thread.join(60)

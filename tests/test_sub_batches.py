@@ -11,6 +11,7 @@ import cavs
 from bench import graphs as generators
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
+from cavs._feed.plan import dealt
 from cavs._memory import sub_batches
 from tests.odd_graphs import joined, random_binary_tree
 from tests.schedule_checks import schedules
@@ -109,7 +110,7 @@ def test_deal_gives_each_part_as_many_graphs_and_about_as_many_vertices(case):
 def test_deals_by_height_have_fewer_levels_and_about_as_many_rows():
     graphs = graphs_of(generators.sst_like(np.random.default_rng(0), 512))
     sizes, levels = np.diff(graphs.vertex_offsets), graphs._facts.levels
-    parts, plain = cavs.memory.deal(graphs, 4), sub_batches._in_turn(sizes, 4)
+    parts, plain = cavs.memory.deal(graphs, 4), dealt(sizes, 4)
     assert sorted(parts.ravel()) == list(range(512)) and parts.shape == plain.shape
     assert levels[parts].max(1).sum() < 0.85 * levels[plain].max(1).sum()
     assert sizes[parts].sum(1).max() < 1.01 * sizes[plain].sum(1).max()

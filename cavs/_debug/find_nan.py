@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._debug.compare import padded_rows, probed
-from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of, place_of
+from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.arguments import check_graphs
+from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import bind
+from cavs._jaxpr.equations import run_equations, values
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
 from cavs._jaxpr.source_lines import source_line
 from cavs._run.run import run
@@ -127,7 +128,7 @@ def find_nan(
         if search.bad(ct):
             row = int(np.argmax(search.bad_rows(ct)))
             return search.report("loss", f"gradient of push{jax.tree_util.keystr(path)}", row)
-    zeros = jax.tree.map(_zero, pushes["state"])
+    zeros = jax.tree.map(lambda x: _cotangent(jnp.zeros_like(x)), pushes["state"])
     return search.backward(pushes["state"], cotangents, *vjp({"state": zeros, "push": cotangents}))
 
 
@@ -157,7 +158,7 @@ class _Search:
         """The report for the vertex in a flat row, if any."""
         if row is None:
             return NanReport(where, symbol, equation=equation, source=source)
-        graph, vertex = place_of(self.graphs, row)
+        graph, vertex = vertex_at(self.graphs.vertex_offsets, row)
         return NanReport(where, symbol, int(row), graph, vertex, int(self.graphs.height[row]), equation, source)
 
     def forward(self, pushes: PyTree) -> NanReport | None:
@@ -256,14 +257,8 @@ class _Search:
         Returns the equation of `jaxpr`, the innermost equation within it, and the operands of the latter.
         """
         env: dict[Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-        origin: dict[Var, Eqn] = {}
-
-        def read(x: Var | Literal) -> Value:
-            return x.val if isinstance(x, Literal) else env[x]
-
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, bind(eqn, [read(x) for x in eqn.invars]), strict=True))
-            origin |= dict.fromkeys(eqn.outvars, eqn)
+        run_equations(jaxpr.eqns, env)
+        origin = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         at = jaxpr.outvars[number]
         if isinstance(at, Literal) or not self.bad(env[at]):
             return None
@@ -271,7 +266,7 @@ class _Search:
             eqn = origin[at]
             carriers = [x for x in eqn.invars if not isinstance(x, Literal) and self._carries(eqn, x, env, at)]
             if not carriers:
-                operands = [read(x) for x in eqn.invars]
+                operands = values(eqn.invars, env)
                 deeper = None
                 if eqn.primitive.name in (*CALLS, "checkpoint", "remat2"):
                     deeper = self._trace_back(*body_of(eqn), operands, list(eqn.outvars).index(at))
@@ -293,10 +288,6 @@ class _Search:
 
 def _sum(pushes: PyTree) -> jax.Array:
     return sum((jnp.real(x).sum() for x in jax.tree.leaves(pushes) if jnp.issubdtype(x.dtype, jnp.inexact)), jnp.zeros(()))
-
-
-def _zero(x: jax.Array) -> Value:
-    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _without_float0(ct: Value) -> Value:

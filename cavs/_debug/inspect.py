@@ -135,14 +135,9 @@ def _levels_table(sched: Schedule) -> "Table":
     for (a, b), mean in zip(pairwise(edges.tolist()), means, strict=True):
         level = f"{a}" if b == a + 1 else f"{a}-{b - 1}"
         number = f"{mean:,.0f}" if b == a + 1 else f"{mean:,.1f}"
-        table.add_row(level, number, _bar(mean / max(means)))
+        eighths = max(1, round(mean / max(means) * BAR * 8))  # of a character
+        table.add_row(level, number, "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip())
     return table
-
-
-def _bar(share: float) -> str:
-    """A bar with a resolution of an eighth of a character."""
-    eighths = max(1, round(share * BAR * 8))
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _spread(counts: np.ndarray) -> str:
@@ -152,10 +147,8 @@ def _spread(counts: np.ndarray) -> str:
 
 
 def _form(graphs: Graphs) -> str:
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.child_offsets[graphs.vertex_offsets]))
-    parents = np.bincount(graphs.children + base, minlength=graphs.num_vertices)
-    roots = np.add.reduceat((parents == 0).astype(int), graphs.vertex_offsets[:-1])
-    most, fan_in = parents.max(initial=0), graphs.max_fan_in
+    roots, fan_in = graphs._facts.roots, graphs.max_fan_in
+    most = np.bincount(graphs._edges[1], minlength=1).max()
     if most > 1:
         name = f"directed acyclic graphs, a vertex has up to {most:,} parents"
     else:

@@ -13,6 +13,7 @@ from cavs._function.gather_all import check_child_function, score_and_value
 from cavs._function.raw_keys import from_stored, stored_aval
 from cavs._function.vertex import Pushed, Vertex, VertexFunction
 from cavs._graphs.arguments import check_graphs
+from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.plans import plan_of
@@ -103,7 +104,7 @@ def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edge
                 r, params, mine, edges_of(graphs, r, edges), [states[c] for c in children_of(graphs, r)]
             )
         except Exception as error:
-            graph, vertex = place_of(graphs, r)
+            graph, vertex = vertex_at(graphs.vertex_offsets, r)
             error.add_note(f"in F at vertex {vertex} of graph {graph} (row {r}, level {graphs.height[r]})")
             raise
     return jax.tree.map(lambda *xs: _stack(xs), *pushed)
@@ -147,20 +148,14 @@ def kind_of(F: VertexFunction, graphs: Graphs, row: int) -> str | None:
 
 def children_of(graphs: Graphs, row: int) -> np.ndarray:
     """The flat rows of a vertex's children."""
-    base = graphs.vertex_offsets[place_of(graphs, row)[0]]
-    return graphs.children[graphs.child_offsets[row] : graphs.child_offsets[row + 1]] + base
+    own = graphs.children[graphs.child_offsets[row] : graphs.child_offsets[row + 1]]
+    return own + row - vertex_at(graphs.vertex_offsets, row)[1]
 
 
 def edges_of(graphs: Graphs, row: int, edges: PyTree) -> PyTree:
     """The rows of the edges from a vertex to its children."""
     index = jnp.arange(graphs.child_offsets[row], graphs.child_offsets[row + 1])
     return jax.tree.map(lambda x: x[index], edges)
-
-
-def place_of(graphs: Graphs, row: int) -> tuple[int, int]:
-    """(graph, vertex within it) of a flat row."""
-    graph = int(np.searchsorted(graphs.vertex_offsets, row, side="right")) - 1
-    return graph, int(row - graphs.vertex_offsets[graph])
 
 
 def _checked_rows(name: str, rows: PyTree, count: int, what: str) -> PyTree:

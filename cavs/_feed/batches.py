@@ -98,55 +98,33 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
     stacks, first = [], None
     for i, tree in enumerate(trees):
         leaves, treedef = jax.tree.flatten(tree)
-        _refuse_large(leaves)
+        for x in leaves:
+            if text := beyond_32_bits(x):
+                raise ValueError(f"Loader: collate: got a leaf of {text}")
+            if axes and not isinstance(x, np.ndarray):
+                raise TypeError(
+                    f"Loader: collate: got a leaf of type {type(x).__name__}; expected NumPy arrays, as batches are stacked on "
+                    "the host and transferred together. Omit jnp.asarray and jax.device_put."
+                )
         if not axes:
             return tree
-        _refuse_others(leaves)
+        like = treedef, [f"{x.dtype}{list(x.shape)}" for x in leaves]
         if first is None:
-            first = leaves, treedef
+            first = like
             stacks = [np.zeros((*axes, *x.shape), x.dtype) for x in leaves]
-        _refuse_different(first, (leaves, treedef))
+        if like != first:
+            raise ValueError(MSG_DIFFERENT.format(*(f"{arrays} in {structure}" for structure, arrays in (first, like))))
         for stack, x in zip(stacks, leaves, strict=True):
             stack.reshape(math.prod(axes), *x.shape)[i] = x
     assert first is not None
-    return first[1].unflatten(stacks)
-
-
-def _refuse_different(first: tuple[list[np.ndarray], Any], this: tuple[list[np.ndarray], Any]) -> None:
-    """Checks that two batches, as leaves and structures, fit one stack."""
-    like = [[(x.shape, x.dtype) for x in leaves] for leaves, _ in (first, this)]
-    if first[1] != this[1] or like[0] != like[1]:
-        texts = [f"{[f'{x.dtype}{list(x.shape)}' for x in leaves]} in {treedef}" for leaves, treedef in (first, this)]
-        raise ValueError(MSG_DIFFERENT.format(*texts))
-
-
-def _refuse_others(leaves: list[Any]) -> None:
-    for x in leaves:
-        if not isinstance(x, np.ndarray):
-            raise TypeError(
-                f"Loader: collate: got a leaf of type {type(x).__name__}; expected NumPy arrays, as batches are stacked on the "
-                "host and transferred together. Omit jnp.asarray and jax.device_put."
-            )
-
-
-def _refuse_large(leaves: list[Any]) -> None:
-    for x in leaves:
-        if text := beyond_32_bits(x):
-            raise ValueError(f"Loader: collate: got a leaf of {text}")
-
-
-def sharding_of(batches: Batches, axis: str) -> NamedSharding:
-    """Returns the sharding of the arrays of batches with a mesh."""
-    assert batches.mesh is not None
-    return NamedSharding(batches.mesh, PartitionSpec(*(() if batches.count is None else (None,)), axis))
+    return first[0].unflatten(stacks)
 
 
 def send(batches: Batches) -> Batches:
     """Transfers batches to the device or the devices of their mesh. Each process sends the parts of its own devices."""
     if batches.mesh is None:
         return Batches(jax.device_put(batches.tree), batches.count, None, batches.filled)  # `len` reads `filled` on the host
-    (axis,) = batches.mesh.axis_names
-    sharding = sharding_of(batches, axis)
+    sharding = NamedSharding(batches.mesh, PartitionSpec(*(None,) * (batches.count is not None), *batches.mesh.axis_names))
 
     def put(x: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, x)

@@ -13,7 +13,6 @@ from cavs._feed.settings import Sample, Settings, threads_of, with_rows
 from cavs._feed.shapes import Shapes
 from cavs._feed.thread import prefetch
 from cavs._graphs.counted import counted
-from cavs._graphs.deferred import DeferredGraphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.schedule import Schedule
@@ -100,8 +99,9 @@ class Delivery:
         """Calls `collate` for one batch, or one of its parts; `picked` are its graphs in each data set."""
         assert self._settings.collate is not None
         present = np.ones(len(numbers), bool) if present is None else present
-        graphs = [DeferredGraphs.of(m.graphs, some) for m, some in zip(self._members, picked, strict=True)]
-        return self._settings.collate(Sample(numbers, present, self._one_or_several(graphs), self._one_or_several(scheds)))
+        pairs = list(zip(self._members, picked, strict=True))
+        select = lambda: self._one_or_several([member.graphs[some] for member, some in pairs])  # noqa: E731
+        return self._settings.collate(Sample(numbers, present, select, self._one_or_several(scheds)))
 
     def _one_or_several(self, of_members: Sequence[Any]) -> Any:
         return tuple(of_members) if self._several else of_members[0]

@@ -196,7 +196,7 @@ class Loader(Generic[Yielded]):
         shuffle: bool = True,
         **others: Any,
     ):
-        refuse_others(others, type(self)._names())
+        refuse_others(others, inspect.signature(type(self)).parameters)
         seed = seed if shuffle else None
         self._members, several = members_of(graphs, batches, fields, policy, kinds, collate is not None)
         of_samples = [m.graphs for m in self._members if m.pick is None]
@@ -225,10 +225,6 @@ class Loader(Generic[Yielded]):
         self._plans = EpochPlans()
         self._programs: set[tuple[int, int, bool]] | None = None  # of the epochs so far
         self._told = False
-
-    @classmethod
-    def _names(cls) -> list[str]:
-        return [*inspect.signature(cls).parameters]
 
     def __len__(self) -> int:
         """Returns the number of batches of an epoch.

@@ -1,5 +1,6 @@
 """Validates the arguments of a loader, and fills in the defaults of the device."""
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -12,6 +13,7 @@ from cavs._feed.plan import Member, Pick
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted, suggestion
+from cavs._graphs.facts import is_root
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
@@ -52,7 +54,7 @@ ELSEWHERE = {
 }
 
 
-class Sample(NamedTuple, Generic[GraphsOf, SchedOf]):
+class Sample(Generic[GraphsOf, SchedOf]):
     """One batch, as the `collate` of a loader receives it. With several data sets, `graphs` and `sched` are tuples.
 
     Its type is `Sample[Graphs, Schedule]`, or `Sample[tuple[Graphs, ...], tuple[Schedule, ...]]`.
@@ -65,19 +67,23 @@ class Sample(NamedTuple, Generic[GraphsOf, SchedOf]):
         rows: the features of its vertices, `graphs.x`, padded.
     """
 
-    numbers: np.ndarray
-    present: np.ndarray
-    graphs: GraphsOf
-    sched: SchedOf
+    def __init__(self, numbers: np.ndarray, present: np.ndarray, select: Callable[[], GraphsOf], sched: SchedOf):
+        self.numbers, self.present, self.sched = numbers, present, sched
+        self._select = select  # takes time, and a schedule may include all fields that a training step reads
+
+    @functools.cached_property
+    def graphs(self) -> GraphsOf:
+        """The graphs of the batch."""
+        return self._select()
 
     @property
     def rows(self) -> PyTree:
         """The features of the vertices, `graphs.x`, padded to (Vp, ...), as `cavs.run` reads them."""
-        if isinstance(self.graphs, Graphs):
-            assert isinstance(self.sched, Schedule)
-            return jax.tree.map(self.sched.pad, self.graphs.x)
-        assert isinstance(self.graphs, tuple) and isinstance(self.sched, tuple)
-        return tuple(Sample(*self[:2], *own).rows for own in zip(self.graphs, self.sched, strict=True))
+        graphs, sched = self.graphs, self.sched
+        if isinstance(graphs, tuple) and isinstance(sched, tuple):
+            return tuple(jax.tree.map(s.pad, g.x) for g, s in zip(graphs, sched, strict=True))
+        assert isinstance(graphs, Graphs) and isinstance(sched, Schedule)
+        return jax.tree.map(sched.pad, graphs.x)
 
 
 def with_rows(sample: Sample) -> PyTree:
@@ -122,8 +128,9 @@ def members_of(
     for source in sources:
         data, pick = source if isinstance(source, tuple) else (source, None)
         carried = fields
-        if fields is None and isinstance(data, Graphs):
-            carried = [name for name in CARRIED if _is_ids(getattr(data, name))]
+        if fields is None and isinstance(data, Graphs):  # labels that are floats, or several numbers, are not in schedules
+            given = {name: x for name in CARRIED if (x := getattr(data, name)) is not None}
+            carried = [name for name, x in given.items() if x.dtype == np.int32 and x.ndim == 1]
         options = options_of("Loader", data, Options(policy, kinds, fields=carried or ()))
         members.append(Member(data, pick, options))
     if not members:
@@ -158,15 +165,7 @@ def _only_roots_lack_labels(graphs: Graphs) -> bool:
     assert graphs.label is not None
     if not (graphs.label < 0).any() or not (graphs.label >= 0).any() or (graphs._facts.roots != 1).any():
         return False
-    inner = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
-    is_root = np.ones(graphs.num_vertices, bool)
-    is_root[graphs.children + np.repeat(inner, np.diff(graphs.child_offsets))] = False
-    return bool((graphs.label[is_root] < 0).all())
-
-
-def _is_ids(values: np.ndarray | None) -> bool:
-    """Returns whether a schedule can include a field: labels may also be floats, or several numbers per vertex."""
-    return values is not None and values.dtype == np.int32 and values.ndim == 1
+    return bool((graphs.label[is_root(graphs)] < 0).all())
 
 
 def checked(settings: Settings, members: Sequence[Member], samples: int) -> Settings:
@@ -190,8 +189,6 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
         got = getattr(settings, name)
         if got is not None and (isinstance(got, bool) or not isinstance(got, int) or got < least):
             raise ValueError(f"Loader: {name}: got {got!r}; expected an int >= {least}{' or None' * (name != 'shapes')}.")
-    if settings.collate is not None and not callable(settings.collate):
-        raise TypeError(f"Loader: collate: got a {type(settings.collate).__name__}; expected a function of one batch.")
     if settings.collate is not None:
         check_takes("Loader: collate", settings.collate, "sample")
     if settings.last == "pad" and settings.collate is None and not any("label" in m.options.fields for m in members):
@@ -199,10 +196,20 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
             "Loader: last: got 'pad' for graphs without labels; expected labels, which are -1 for the copies, or a collate "
             "that reads sample.present. Write last='short' or last='drop'."
         )
+    if mesh is not None and (not isinstance(mesh, Mesh) or len(mesh.axis_names) != 1):
+        raise ValueError(
+            f"Loader: mesh: got {mesh!r}; expected a jax.sharding.Mesh of one axis. Write jax.make_mesh((devices,), ('data',))."
+        )
+    if (parts := settings.parts) is not None:
+        if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+            raise ValueError(
+                f"Loader: parts: got {parts!r}; expected an int >= 1 or None, the parts of each batch. Write parts=4."
+            )
+        if mesh is not None:
+            raise ValueError("Loader: parts: got it with a mesh; expected one of them. Write fewer graphs, or more devices.")
+        _check_dealt(settings, parts, "parts", samples)
     if mesh is not None:
-        _check_mesh(settings, mesh, samples)
-    if settings.parts is not None:
-        _check_parts(settings, settings.parts, samples)
+        _check_dealt(settings, mesh.size, "devices", samples)
     return settings._replace(batches=_of_samples(settings, batches, samples)) if isinstance(batches, int) else settings
 
 
@@ -211,22 +218,6 @@ def _of_samples(settings: Settings, batches: int, samples: int) -> int:
     units = settings.parts or (1 if settings.mesh is None else settings.mesh.size)
     few = -(-samples // units) * units if settings.last == "pad" else samples
     return min(batches, few)
-
-
-def _check_parts(settings: Settings, parts: int, samples: int) -> None:
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise ValueError(f"Loader: parts: got {parts!r}; expected an int >= 1 or None, the parts of each batch. Write parts=4.")
-    if settings.mesh is not None:
-        raise ValueError("Loader: parts: got it with a mesh; expected one of them. Write fewer graphs, or more devices.")
-    _check_dealt(settings, parts, "parts", samples)
-
-
-def _check_mesh(settings: Settings, mesh: Mesh, samples: int) -> None:
-    if not isinstance(mesh, Mesh) or len(mesh.axis_names) != 1:
-        raise ValueError(
-            f"Loader: mesh: got {mesh!r}; expected a jax.sharding.Mesh of one axis. Write jax.make_mesh((devices,), ('data',))."
-        )
-    _check_dealt(settings, mesh.size, "devices", samples)
 
 
 def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> None:

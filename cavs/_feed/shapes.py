@@ -9,7 +9,7 @@ from cavs._feed.sampler import Sampler, dealt_strata, strata_of_batches
 from cavs._feed.settings import Settings
 from cavs._schedule.shape import Shape
 from cavs._schedule.shape_choice import WORTH_A_SHAPE, Counts, bound, counts_of, few_shapes, fits, sums
-from cavs.kernels import Target, native_unavailable
+from cavs.kernels import native_unavailable
 
 SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8  # shapes are chosen from at least so many batches, or from so many epochs
 # On a CPU, a program that is compiled while the first one trains takes the cores from it. On EWT (184,000 vertices), the first
@@ -146,16 +146,12 @@ def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, 
     sample = [some for epoch in range(epochs) for some in sampler.batches(epoch)]
     whole, rest = ([some for some in sample if (len(some) == size) == full] for full in (True, False))
     by_size, *edges = strata_of_batches(sampler.sizes, size)
+    native = settings.target.is_cpu and native_unavailable() is None
+    worth = WORTH_IN_SHORT_EPOCHS if native and sampler.sizes.sum() < SHORT_EPOCH else WORTH_A_SHAPE
     for some, most, of in zip((whole, rest), (settings.shapes - bool(rest), 1), edges, strict=True):
         if some:
             mine, _ = plan_samples(some, sampler.sizes, units)
             strata = None
             if settings.group == "balanced":
                 strata = by_size, dealt_strata(sampler.sizes[by_size], of, units)
-            shapes.add(mine, max(1, most), closed=all_alike, strata=strata, worth=worth_a_shape(sampler.sizes, settings.target))
-
-
-def worth_a_shape(sizes: np.ndarray, target: Target) -> float:
-    """Returns the fraction of the rows that one more shape must save, for graphs of these sizes."""
-    native = target.is_cpu and native_unavailable() is None
-    return WORTH_IN_SHORT_EPOCHS if native and sizes.sum() < SHORT_EPOCH else WORTH_A_SHAPE
+            shapes.add(mine, max(1, most), closed=all_alike, strata=strata, worth=worth)

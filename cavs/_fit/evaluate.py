@@ -49,10 +49,8 @@ def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
             assert batches.count is not None
             one = lambda params, batch: (params, fun(params, batch))  # noqa: E731
             return run_filled(one, params, batches.tree, batches.filled, batches.count)[1]
-        if batches.mesh is None:
-            return jax.lax.map(lambda batch: fun(params, batch), batches.tree) if batches.count else fun(params, batches.tree)
-        one = lambda p, batch: jax.lax.map(lambda b: fun(p, b), batch) if batches.count else fun(p, batch)  # noqa: E731
-        return divided(one, batches)(params, batches.tree)
+        many = lambda p, tree: jax.lax.map(lambda batch: fun(p, batch), tree) if batches.count else fun(p, tree)  # noqa: E731
+        return (many if batches.mesh is None else divided(many, batches))(params, batches.tree)
 
     return jax.jit(call)
 
@@ -150,11 +148,7 @@ def _check(function: str, fun: Any, loader: Any) -> None:
             f"{function}: loader: got a {type(loader).__name__}; expected a cavs.data.Loader. Write {function}(fun, params, "
             "loader)."
         )
-    if not callable(fun):
-        raise TypeError(
-            f"{function}: fun: got a {type(fun).__name__}; expected a function. Write {function}(fun, params, loader)."
-        )
-    check_takes(f"{function}: fun", fun, "params", "batch")
+    check_takes(f"{function}: fun", fun, "params", "batch", write=f"{function}(fun, params, loader)")
 
 
 def _check_metrics(found: Any, many: bool) -> None:

@@ -16,8 +16,7 @@ import numpy as np
 from cavs._feed.loader import Loader
 from cavs._fit import kept
 from cavs._fit.evaluate import IN_FLIGHT, PendingSums, Sums
-from cavs._fit.folder import DamagedError, KeeperError, fingerprint, locked, read_facts, write_facts
-from cavs._fit.kept import BEFORE, BEST, FACTS, HISTORY, LAST, Evaluated, NextEpoch
+from cavs._fit.kept import Evaluated, KeeperError
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import save_checkpoint
 from cavs._readers.files import write_whole
@@ -108,7 +107,7 @@ class Keeper:
         with contextlib.ExitStack() as stack:
             if kept.writes():
                 self.folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(self.folder))
+                stack.enter_context(kept.locked(self.folder))
             stack.enter_context(kept.signals_to(self._stop))
             self._context = stack.pop_all()
         return self
@@ -125,29 +124,29 @@ class Keeper:
         Raises:
             KeeperError: the files are damaged, of another run, or of another state or other batches.
         """
-        known = (self.folder / FACTS).exists()
-        before: dict[str, Any] = read_facts(self.folder / FACTS) if known else {"run": kept.told(uuid.uuid4().hex)}
-        self._run, prints = before["run"], {path: fingerprint(path) for path in self._files}
+        known = (self.folder / kept.FACTS).exists()
+        before: dict[str, Any] = kept.read_facts(self.folder / kept.FACTS) if known else {"run": kept.told(uuid.uuid4().hex)}
+        self._run, prints = before["run"], {path: kept.fingerprint(path) for path in self._files}
         changed = [path for path, x in prints.items() if before.get("files", {}).get(path, x) != x]
         if changed:
             raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
         kept.in_step("facts")
         if kept.writes():
-            write_facts(self.folder / FACTS, {"run": self._run, **self._facts, "files": prints})
+            kept.write_facts(self.folder / kept.FACTS, {"run": self._run, **self._facts, "files": prints})
         problem = None
-        for name in (LAST, BEFORE):
+        for name in (kept.LAST, kept.BEFORE):
             path = self.folder / name
             if not path.exists():
                 continue
             try:
                 (state, _), about = kept.read_checkpoint(path, state, self._run, self._loader)
-            except DamagedError as error:
+            except kept.DamagedError as error:
                 problem = problem or error
                 continue
             self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
             if problem is not None:
                 self.notes.append(f"{problem} Resuming from the save before it, {name}.")
-            self._damaged = name == BEFORE
+            self._damaged = name == kept.BEFORE
             if about["versions"] != (here := kept.versions()):
                 told = [", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], here)]
                 self.notes.append(f"saved with {told[0]}, resumed with {told[1]}: results may not be bitwise equal.")
@@ -238,22 +237,22 @@ class Keeper:
         if whole:
             self._sums, self._seconds = {}, 0.0
         if is_best := self.best is record:
-            self._write(BEST, state if best is None else best)
+            self._write(kept.BEST, state if best is None else best)
         self.save(state)
         if kept.writes():
-            write_whole(self.folder / HISTORY, json.dumps(self.history, indent=1).encode())
+            write_whole(self.folder / kept.HISTORY, json.dumps(self.history, indent=1).encode())
         self._begun = time.monotonic()
         return is_best
 
     def save(self, state: PyTree) -> None:
         """Saves the state and all that `restore` needs."""
         self._collect()
-        path, before = self.folder / LAST, self.folder / BEFORE
+        path, before = self.folder / kept.LAST, self.folder / kept.BEFORE
         if kept.writes() and path.exists() and not self._damaged:
             before.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # a file system without links keeps one save
                 os.link(path, before)
-        self._write(LAST, state, self._loader)
+        self._write(kept.LAST, state, self._loader)
         self._damaged, self._saved = False, time.monotonic()
 
     def restore_best(self, like: PyTree) -> PyTree:
@@ -275,7 +274,7 @@ class Keeper:
         }
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         # At the end of an epoch a run may go on with other batches, such as on more devices.
-        positions: Any = [NextEpoch(x) if self._place()[1] else x for x in loaders]
+        positions: Any = [kept.NextEpoch(x) if self._place()[1] else x for x in loaders]
         save_checkpoint((tree, text), self.folder / name, *positions)
 
     def _collect(self, left: int = 0) -> None:

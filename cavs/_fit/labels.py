@@ -134,12 +134,6 @@ def is_tagging(labels: Sequence[str]) -> bool:
     return any(mark != "O" for mark, _ in marks) and all((mark != "O") == bool(kind) and mark in _MARKS for mark, kind in marks)
 
 
-def _is_strict(labels: Sequence[str]) -> bool:
-    """Whether tags are of a scheme that marks both ends of every span."""
-    marks = {name[0] for name in labels if name[1:2] == "-"}
-    return bool(marks & set("SLUM")) or {"B", "E"} <= marks
-
-
 def _spans(tags: Sequence[str], strict: bool) -> set[tuple[int, int, str]]:
     """The spans (begin, end, type) of a sentence; the end is the number of the word after the last."""
     marks = [(name[0], name[2:]) if name[1:2] == "-" else ("O", "") for name in tags]
@@ -197,7 +191,8 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     if [*map(len, true)] != [*map(len, predicted)]:
         got = f"sentences of {[*map(len, predicted)][:9]} tags"
         raise ValueError(f"span_scores: predicted: got {got}; expected {[*map(len, true)][:9]}, as in true.")
-    strict = _is_strict([*{tag for tags in true for tag in tags}])
+    marks = {tag[0] for tags in true for tag in tags if tag[1:2] == "-"}
+    strict = bool(marks & set("SLUM")) or {"B", "E"} <= marks  # schemes that mark both ends of every span
     sides = [[_spans(tags, strict) for tags in side] for side in (true, predicted)]
     kinds = sorted({kind for side in sides for spans in side for *_, kind in spans})
     found = {}

@@ -7,6 +7,8 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs._graphs.arguments import optional_module
+
 MSG_SACREBLEU = (
     "bleu: the package sacrebleu is not installed. Write: pip install sacrebleu, or install cavs with the extra `nmt`."
 )
@@ -48,14 +50,9 @@ def errors(true: ArrayLike, predicted: ArrayLike) -> Errors:
         "count": len(true),
         "rmse": rmse,
         "mae": float(np.abs(wrong).mean()) if len(true) else math.nan,
-        "r2": r2_of(rmse, deviation),
+        "r2": 1 - (rmse / deviation) ** 2 if deviation else None,
         "standard_deviation": deviation,
     }
-
-
-def r2_of(rmse: float, deviation: float) -> float | None:
-    """The coefficient of determination; `None` if the true values do not differ."""
-    return 1 - (rmse / deviation) ** 2 if deviation else None
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, float | str]:
@@ -78,13 +75,9 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, fl
             raise TypeError(f"bleu: {name}: got a str; expected one text per sentence. Write [text].")
     if len(translations) != len(references):
         raise ValueError(f"bleu: references: got {len(references)} texts; expected {len(translations)}, one per translation.")
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-    except ImportError as error:
-        raise ModuleNotFoundError(MSG_SACREBLEU) from error
+    metrics = optional_module("sacrebleu.metrics", MSG_SACREBLEU)
     found: dict[str, float | str] = {}
-    for name, metric in (("bleu", BLEU(tokenize="none", force=True)), ("chrf", CHRF())):
+    for name, metric in (("bleu", metrics.BLEU(tokenize="none", force=True)), ("chrf", metrics.CHRF())):
         found[name] = float(metric.corpus_score(list(translations), [list(references)]).score)
         found[f"{name}_signature"] = str(metric.get_signature())
     return found

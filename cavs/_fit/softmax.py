@@ -8,6 +8,7 @@ derivative of a chunk is computed together with its value, while its logits exis
 so each logit is computed once and none is stored (`jax.checkpoint` would compute them twice).
 """
 
+import functools
 from typing import TypeAlias
 
 import jax
@@ -63,16 +64,9 @@ def _loss(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: j
     return _forward(h, w, b, labels, weight, derivative=False)[0]
 
 
-def _fwd(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array) -> tuple[Outputs, Derivatives | None]:
-    return _forward(h, w, b, labels, weight, derivative=True)
-
-
 def _bwd(derivatives: Derivatives, cotangents: Outputs) -> tuple[jax.Array | None, ...]:
     ct = cotangents[0]
     return *(ct * d for d in derivatives), None, None
-
-
-_loss.defvjp(_fwd, _bwd)
 
 
 def _forward(
@@ -109,3 +103,6 @@ def _forward(
         sums, outs = lax.scan(one, sums, (split(h), split(labels), split(weight)))
         outs = [x.reshape(chunks * size, *x.shape[2:])[:rows] for x in outs]
     return (sums[0], outs[0], outs[1]), (outs[2], sums[1], sums[2]) if derivative else None
+
+
+_loss.defvjp(functools.partial(_forward, derivative=True), _bwd)

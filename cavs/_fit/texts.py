@@ -86,14 +86,6 @@ def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, 
     return [*dict.fromkeys((*special, *(word for word, keep in zip(graphs.vocab, kept.tolist(), strict=True) if keep)))]
 
 
-def is_root(graphs: Graphs) -> np.ndarray:
-    """(V,) bool, which vertices have no parent."""
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
-    found = np.ones(graphs.num_vertices, bool)
-    found[graphs.children + np.repeat(base, np.diff(graphs.child_offsets))] = False
-    return found
-
-
 def graph_of(graphs: Graphs) -> np.ndarray:
     """(V,) the number of the graph of each vertex."""
     return np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets))
@@ -114,8 +106,7 @@ def sentences_of(graphs: Graphs) -> list[str]:
 def phrases_of(graphs: Graphs) -> list[str]:
     """The text of each vertex: its word; in trees, for a vertex without a word, the texts of its children in order."""
     texts, ends = words_of(graphs), graphs.child_offsets.tolist()
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
-    rows = graphs.children + np.repeat(base, np.diff(graphs.child_offsets))
+    rows = graphs._edges[1]
     if np.bincount(rows, minlength=1).max() > 1:  # in a DAG the texts could be exponentially long
         return texts
     children = rows.tolist()

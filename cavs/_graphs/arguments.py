@@ -1,5 +1,6 @@
 """Checks of arguments that are graphs, or functions of the user, before a call inside fails with an error of its own."""
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -38,3 +39,11 @@ def check_takes(argument: str, fun: Callable[..., Any], *names: str, write: str 
     except TypeError as error:
         name = getattr(fun, "__name__", type(fun).__name__)
         raise TypeError(f"{argument}: got {name}{signature}; expected {expected}") from error
+
+
+def optional_module(name: str, message: str) -> Any:
+    """Imports a module of a package that cavs does not depend on. If it is missing, a `ModuleNotFoundError` has the message."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ModuleNotFoundError(message) from error

@@ -1,7 +1,7 @@
 """Validation of what `Graphs.build` and `graphs[index]` are passed."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from cavs._graphs.counted import counted
 from cavs._graphs.heights import heights, offsets
-from cavs._graphs.pytree import PyTree
 
 INT32_MAX = 2**31 - 1
 
@@ -58,18 +57,26 @@ class Structure(NamedTuple):
     height: np.ndarray
 
 
-class OptionalFields(TypedDict):
-    """The optional arrays of `Graphs`, and the names that their ids stand for."""
+class CycleError(ValueError):
+    """A graph has a cycle, through a vertex. Tracebacks call it a `ValueError`, as `Graphs.build` does."""
 
-    kind: np.ndarray | None
-    label: np.ndarray | None
-    input_id: np.ndarray | None
-    vocab: tuple[str, ...] | None
-    kind_names: tuple[str, ...] | None
-    label_names: tuple[str, ...] | None
-    graph_label: np.ndarray | None
-    edge_attr: np.ndarray | None
-    x: PyTree
+    __module__, __qualname__ = "builtins", "ValueError"
+
+    def __init__(self, graph: int, vertex: int):
+        super().__init__(
+            f"children: got a cycle in graph {graph}, through vertex {vertex}; expected a directed acyclic graph, in which no "
+            "vertex depends on itself."
+        )
+        self.graph, self.vertex = graph, vertex
+
+
+def _on_cycle(height: np.ndarray, child_offsets: np.ndarray, children: np.ndarray) -> int:
+    """Returns a row on a cycle. Rows with a negative height are on one or above one, so they have a child of that kind."""
+    row, seen = int(np.argmax(height < 0)), set[int]()
+    while row not in seen:
+        seen.add(row)
+        row = next(c for c in children[child_offsets[row] : child_offsets[row + 1]].tolist() if height[c] < 0)
+    return row
 
 
 def checked_structure(
@@ -103,38 +110,26 @@ def checked_structure(
             f"children: got child {kids[bad[0]]} of vertex {v} of graph {g}; expected a vertex number within the graph, "
             f"0 to {n[g] - 1}."
         )
-    height = heights(owner, kids + vertex_offsets[graph[owner]], counts)
+    rows = kids + vertex_offsets[graph[owner]]
+    height = heights(owner, rows, counts)
     if (height < 0).any():
-        g, v = vertex_at(vertex_offsets, int(np.flatnonzero(height < 0)[0]))
-        raise ValueError(
-            f"children: got a cycle in graph {g}, through vertex {v} or below it; expected a directed acyclic graph, in which "
-            "no vertex depends on itself."
-        )
+        raise CycleError(*vertex_at(vertex_offsets, _on_cycle(height, child_offsets, rows)))
     return Structure(vertex_offsets, child_offsets, kids, height)
 
 
-def checked_fields(
-    vertex_offsets: np.ndarray,
-    *,
-    kind: ArrayLike | None = None,
-    label: ArrayLike | None = None,
-    input_id: ArrayLike | None = None,
-    vocab: Iterable[str] | None = None,
-    kind_names: Iterable[str] | None = None,
-    label_names: Iterable[str] | None = None,
-    graph_label: ArrayLike | None = None,
-    edge_attr: ArrayLike | None = None,
-    x: PyTree = None,
-    num_edges: int = 0,
-) -> OptionalFields:
-    """Validates the optional arguments of `Graphs.build`. Raises `ValueError` as `Graphs.build` does."""
+def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Validates the optional arguments of `Graphs.build`, and returns all optional fields of `Graphs`.
 
-    def ids(name: str, value: ArrayLike | None, names: tuple[str, ...] | None) -> np.ndarray | None:
-        if value is None:
+    Raises `ValueError` as `Graphs.build` does.
+    """
+    num_vertices, label = int(vertex_offsets[-1]), fields.get("label")
+
+    def ids(name: str, names: tuple[str, ...] | None) -> np.ndarray | None:
+        if fields.get(name) is None:
             return None
-        array = integers(name, value, np.int32)
-        if len(array) != vertex_offsets[-1]:
-            raise ValueError(f"{name}: got {counted(len(array), 'value')}; expected {vertex_offsets[-1]}, one per vertex.")
+        array = integers(name, fields[name], np.int32)
+        if len(array) != num_vertices:
+            raise ValueError(f"{name}: got {counted(len(array), 'value')}; expected {num_vertices}, one per vertex.")
         low, high = 0 if name == "kind" else -1, INT32_MAX if names is None else len(names) - 1
         bad = np.flatnonzero((array < low) | (array > high))
         if len(bad):
@@ -142,20 +137,24 @@ def checked_fields(
             raise ValueError(f"{name}: got {array[bad[0]]} at vertex {v} of graph {g}; expected {low} to {high}.")
         return array
 
-    for name, given in (("vocab", vocab), ("kind_names", kind_names), ("label_names", label_names)):
-        if isinstance(given, str):
+    def values(name: str, count: int) -> np.ndarray | None:
+        return None if fields.get(name) is None else _values(name, fields[name], count, None)
+
+    for name in ("vocab", "kind_names", "label_names"):
+        if isinstance(given := fields.get(name), str):
             raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
-    words, kinds, labels = (None if names is None else tuple(names) for names in (vocab, kind_names, label_names))
+    given = (fields.get(name) for name in ("vocab", "kind_names", "label_names"))
+    words, kinds, labels = (None if names is None else tuple(names) for names in given)
     return {
-        "kind": ids("kind", kind, kinds),
-        "label": ids("label", label, labels) if are_ids(label) else _values("label", label, int(vertex_offsets[-1]), labels),
-        "input_id": ids("input_id", input_id, words),
+        "kind": ids("kind", kinds),
+        "label": ids("label", labels) if are_ids(label) else _values("label", label, num_vertices, labels),
+        "input_id": ids("input_id", words),
         "vocab": words,
         "kind_names": kinds,
         "label_names": labels,
-        "graph_label": None if graph_label is None else _values("graph_label", graph_label, len(vertex_offsets) - 1, None),
-        "edge_attr": None if edge_attr is None else _values("edge_attr", edge_attr, num_edges, None),
-        "x": jax.tree.map(lambda leaf: _values("x", leaf, int(vertex_offsets[-1]), None), x),
+        "graph_label": values("graph_label", len(vertex_offsets) - 1),
+        "edge_attr": values("edge_attr", num_edges),
+        "x": jax.tree.map(lambda leaf: _values("x", leaf, num_vertices, None), fields.get("x")),
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Structure, are_ids, check_total, checked_fields, integers
+from cavs._graphs.checks import Structure, are_ids, check_total, checked_fields, integers, vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.flat import children_of_parents
 from cavs._graphs.graphs import Graphs
@@ -44,7 +44,7 @@ def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None,
     position = (np.arange(len(num_children)) - np.repeat(starts, lengths)).astype(np.int32)
     structure = Structure(offsets(lengths), offsets(num_children), position[num_children > 0] - 1, position)
     flat = _flat_fields("from_lengths", lengths, fields | {"input_id": input_id, "label": label})
-    return Graphs(*structure, **checked_fields(structure.vertex_offsets, **flat))
+    return Graphs(*structure, **checked_fields(structure.vertex_offsets, len(structure.children), flat))
 
 
 def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: Ids = None, **fields: Any) -> Graphs:
@@ -75,7 +75,7 @@ def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: I
     limit = np.repeat(num_vertices, num_vertices)
     bad = (flat < -1) | (flat >= limit)
     if bad.any():
-        g, v = _place(num_vertices, int(np.argmax(bad)))
+        g, v = vertex_at(offsets(num_vertices), int(np.argmax(bad)))
         raise ValueError(
             f"from_parents: parents[{g}][{v}]: got {arrays[g][v]}; expected -1 (a root) or a vertex of graph {g}, "
             f"0 to {num_vertices[g] - 1}."
@@ -209,7 +209,7 @@ def _edges_within_graphs(
     bad = ((pairs < 0) | (pairs >= sizes[graph][:, None])).any(1)
     if bad.any():
         row = int(np.argmax(bad))
-        g, e = _place(np.array([len(a) for a in arrays]), row)
+        g, e = vertex_at(offsets(np.array([len(a) for a in arrays])), row)
         raise ValueError(
             f"{names.function}: {names.edges}[{g}][{e}]: got {tuple(pairs[row].tolist())}; "
             f"expected vertices of graph {g}, 0 to {sizes[g] - 1}."
@@ -239,13 +239,6 @@ def _per_graph(name: str, value: Sequence[ArrayLike], hint: str = "") -> list[np
 
 def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.int64), *arrays])
-
-
-def _place(sizes: np.ndarray, row: int) -> tuple[int, int]:
-    """The group of a flat row and its place within the group, for groups of these sizes."""
-    ends = np.cumsum(sizes)
-    group = int(np.searchsorted(ends, row, side="right"))
-    return group, int(row - ends[group] + sizes[group])
 
 
 def _flat_fields(function: str, num_vertices: np.ndarray, fields: dict[str, Any]) -> dict[str, Any]:

@@ -117,9 +117,7 @@ def _picture(graphs: Graphs, predictions: np.ndarray | None, text: Sequence[str]
     column = max(COLUMN, LETTER * lengths[leaf].max(initial=0) + 8, LETTER * beside.max(initial=0) + 10)
     x = MARGIN + (x - x.min(initial=0)) * column
     y = MARGIN + ROW * (tall - height)
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
-    owner = np.repeat(np.arange(n), np.diff(graphs.child_offsets))
-    child = graphs.children + base[owner]
+    owner, child = graphs._edges
     is_tree = np.bincount(child, minlength=n).max(initial=0) <= 1  # whose lines go across and then down, and do not cross
     found = []
     for a, b in zip(owner.tolist(), child.tolist(), strict=True):
@@ -127,7 +125,7 @@ def _picture(graphs: Graphs, predictions: np.ndarray | None, text: Sequence[str]
         found.append(f'<path d="M{x[a]:.1f} {y[a]}{to}" fill="none" stroke="{FAINT}"/>')
     graph, colours = np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets)), _colours(height)
     for v, (mark, wrong) in enumerate(marks):
-        tip = f"<title>graph {graph[v]}, vertex {v - base[v]}, level {height[v]}</title>"
+        tip = f"<title>graph {graph[v]}, vertex {v - graphs.vertex_offsets[graph[v]]}, level {height[v]}</title>"
         texts = [_text(x[v], y[v] + 20, names[v], "middle")] if leaf[v] else []
         side = mark if leaf[v] else " ".join(filter(None, (names[v], mark)))
         texts.append(_text(x[v] + 8, y[v] - 6, side, "start", WRONG if wrong else INK))

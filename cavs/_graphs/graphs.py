@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
@@ -12,9 +13,12 @@ from numpy.typing import ArrayLike
 from cavs._graphs.checks import Index, Structure, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.facts import Facts, arity_of, facts_of
+from cavs._graphs.flat import number_names
 from cavs._graphs.heights import heights, offsets, ranges
-from cavs._graphs.joined import joined_fields
 from cavs._graphs.pytree import PyTree
+
+_NAMES = {"vocab": "input_id", "kind_names": "kind", "label_names": "label"}  # fields of names, and of the ids that index them
+_VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields that are arrays of values
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,20 +115,9 @@ class Graphs:
                 and the vertex.
         """
         structure = checked_structure(num_vertices, num_children, children)
-        fields = checked_fields(
-            structure.vertex_offsets,
-            kind=kind,
-            label=label,
-            input_id=input_id,
-            vocab=vocab,
-            kind_names=kind_names,
-            label_names=label_names,
-            graph_label=graph_label,
-            edge_attr=edge_attr,
-            x=x,
-            num_edges=len(structure.children),
-        )
-        return Graphs(*structure, **fields)
+        fields = {"kind": kind, "label": label, "input_id": input_id, "graph_label": graph_label, "edge_attr": edge_attr}
+        fields |= {"x": x, "vocab": vocab, "kind_names": kind_names, "label_names": label_names}
+        return Graphs(*structure, **checked_fields(structure.vertex_offsets, len(structure.children), fields))
 
     def __len__(self) -> int:
         """The number of graphs, G."""
@@ -170,7 +163,18 @@ class Graphs:
 
     @functools.cached_property
     def _facts(self) -> Facts:
-        return facts_of(self.vertex_offsets, self.child_offsets, self.children, self.height)
+        return facts_of(self)
+
+    @property
+    def _edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of the parent and of the child of each edge, (E,) each."""
+        parent = np.arange(self.num_vertices).repeat(np.diff(self.child_offsets))
+        return parent, self.children + self._first_rows[parent]
+
+    @property
+    def _first_rows(self) -> np.ndarray:
+        """(V,) the row of the first vertex of each vertex's graph."""
+        return self.vertex_offsets[:-1].repeat(np.diff(self.vertex_offsets))
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold the fields and the facts of the data set."""
@@ -316,7 +320,7 @@ class Graphs:
             hint = suggestion(other[0], known)
             raise TypeError(f"replace: got {other[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
         given = {name: getattr(self, name) for name in known} | fields
-        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, num_edges=self.num_edges, **given))
+        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, self.num_edges, given))
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Graphs, ...]":
         """Deals the graphs at random to parts, such as a training, a development and a test set.
@@ -355,14 +359,10 @@ class Graphs:
 
         Parents become children, ordered by vertex number. All other fields are kept.
         """
-        n = np.diff(self.vertex_offsets)
-        counts = np.diff(self.child_offsets)
-        owner = np.repeat(np.arange(self.num_vertices), counts)
-        base = np.repeat(self.vertex_offsets[:-1], n)
-        rows = self.children + base[owner]
+        owner, rows = self._edges
         order = np.argsort(rows, kind="stable")
         new_counts = np.bincount(rows, minlength=self.num_vertices)
-        kids = (owner - base[owner])[order].astype(np.int32)
+        kids = (owner - self._first_rows[owner])[order].astype(np.int32)
         height = heights(rows[order], owner[order], new_counts)
         edge_attr = None if self.edge_attr is None else self.edge_attr[order]
         return dataclasses.replace(self, child_offsets=offsets(new_counts), children=kids, height=height, edge_attr=edge_attr)
@@ -388,11 +388,48 @@ def _same(a: object, b: object) -> bool:
 
 
 def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
-    """Concatenates graphs; see `joined_fields`."""
+    """Concatenates graphs, at least one.
+
+    `renumber`: whether ids of different names are numbered anew, by the first appearance of the names. Raises `ValueError` if
+    the graphs differ in their names, or some lack a field that others have, or dtypes or shapes differ.
+    """
 
     def offsets_of(name: str) -> np.ndarray:
         return offsets(np.concatenate([np.diff(getattr(part, name)) for part in parts]))
 
     children, height = (np.concatenate([getattr(part, name) for part in parts]) for name in ("children", "height"))
-    fields = joined_fields(parts, renumber)
+    what = "Graphs.concat" if renumber else "graphs + other"
+    fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in _VALUES}
+    leaves, trees = zip(*(jax.tree.flatten(part.x) for part in parts), strict=True)
+    if any(tree != trees[0] for tree in trees):
+        raise ValueError(f"{what}: x: got {trees[0]} and others; expected the same structure in all graphs.")
+    fields["x"] = trees[0].unflatten([_values(what, "x", same) for same in zip(*leaves, strict=True)])
+    for names, ids in _NAMES.items():
+        own = [getattr(part, names) for part in parts]
+        fields[names] = own[0]
+        if all(x == own[0] for x in own):
+            continue
+        if not renumber or None in own:
+            hint = "" if renumber else " Write cavs.Graphs.concat([graphs, other]), which numbers them anew"
+            hint += ", or graphs + other.with_vocab(graphs.vocab)" * (bool(hint) and names == "vocab")
+            raise ValueError(f"{what}: got different {names}; expected the same in all.{hint}{'.' * bool(hint)}")
+        new, fields[names] = number_names([*chain.from_iterable(own)])
+        fields[names] = tuple(fields[names])
+        tables = np.split(new, np.cumsum([len(x) for x in own])[:-1])
+        if fields[ids] is not None:
+            each = zip(parts, tables, strict=True)
+            fields[ids] = np.concatenate([np.append(table, np.int32(-1))[getattr(part, ids)] for part, table in each])
     return Graphs(offsets_of("vertex_offsets"), offsets_of("child_offsets"), children, height, **fields)
+
+
+def _values(what: str, name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    given = [x for x in arrays if x is not None]
+    if given and len(given) < len(arrays):
+        raise ValueError(
+            f"{what}: got {name} in some graphs only; expected it in all or in none. Write graphs.replace({name}=None) to "
+            "leave it out."
+        )
+    kinds = dict.fromkeys(f"{x.dtype}{list(x.shape[1:])}" for x in given)
+    if len(kinds) > 1:
+        raise ValueError(f"{what}: {name}: got {' and '.join(kinds)}; expected the same dtype and shape in all graphs.")
+    return np.concatenate(given) if given else None

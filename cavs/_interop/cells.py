@@ -62,8 +62,8 @@ def from_cell(cell: Cell, carry: PyTree, *, reduce: str | None = None) -> Vertex
             "from_cell: carry: got no leaves; expected arrays. Write, for example, (jnp.zeros(64), jnp.zeros(64))."
         )
     # A leaf gathers zeros by default. If the carry is zero, leaving it out lets the products with it be skipped.
-    zeros = all(isinstance(x, jax.ShapeDtypeStruct) or not np.asarray(x).any() for x in leaves)
-    start = None if zeros else tree.unflatten([jnp.zeros(x.shape, x.dtype) + (0 if _is_shape(x) else x) for x in leaves])
+    start = [jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]
+    start = tree.unflatten(start) if any(np.asarray(x).any() for x in start) else None
 
     def one_vertex(params: PyTree, v: Vertex) -> None:
         if v.is_leaf() and start is not None:
@@ -82,7 +82,3 @@ def from_cell(cell: Cell, carry: PyTree, *, reduce: str | None = None) -> Vertex
 
     state = tree.unflatten([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
     return VertexFunction(one_vertex, state=state, arity=0 if reduce else 1)
-
-
-def _is_shape(x: object) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)

@@ -10,7 +10,7 @@ from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._interop.exported import Exported, Forward, export_shape
-from cavs._interop.names import describe_array, key_of, named_leaves
+from cavs._interop.names import describe_array, name_of, named_leaves
 from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving
 from cavs._schedule.ladder import ladder
 from cavs._schedule.schedule import ExportedSchedule
@@ -103,7 +103,7 @@ def _shaped(inputs: PyTree, of: dict[str, str], shape: Shape) -> PyTree:
     rows = {VERTEX: (shape.vertices,), GRAPH: (shape.graphs,), EDGE: (shape.all_edges,)}
 
     def padded(path: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
-        first = rows.get(of[".".join(str(key_of(entry)) for entry in path)])
+        first = rows.get(of[name_of(path)])
         return jax.ShapeDtypeStruct(np.shape(x) if first is None else first + np.shape(x)[1:], x.dtype)
 
     return jax.tree_util.tree_map_with_path(padded, inputs)

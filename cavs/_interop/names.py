@@ -17,16 +17,16 @@ def named_leaves(tree: PyTree, argument: str) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = ".".join(str(key_of(entry)) for entry in path)
+        name = name_of(path)
         if name in out:
             raise ValueError(f"{argument}: got two leaves with the name {name!r}; expected keys without dots.")
         out[name] = leaf
     return out
 
 
-def key_of(entry: object) -> object:
-    """The key, index or field name of an entry of a leaf's path."""
-    return next(getattr(entry, field) for field in ("key", "idx", "name") if hasattr(entry, field))
+def name_of(path: tuple[Any, ...]) -> str:
+    """The keys, indices and field names of a leaf's path, joined by dots."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def describe_array(x: Any) -> str:

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cavs._graphs.arguments import optional_module
 from cavs._graphs.counted import counted
-from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
-from cavs._readers.features import flat_features, nested_features
-from cavs._readers.json_values import as_values, target_shape, targets
+from cavs._readers.features import arrays_by_name, nested
+from cavs._readers.json_values import are_targets, id_values, ids_of, targets_of
 
 if TYPE_CHECKING:
     import networkx
+
+MSG_NETWORKX = "{}: networkx is not installed. Write: pip install networkx"
 
 
 def from_networkx(
@@ -51,10 +53,8 @@ def from_networkx(
         ValueError: a graph is undirected, empty or cyclic, or the values of an attribute are of different types or shapes.
         ImportError: networkx is not installed.
     """
-    _check_installed("from_networkx")
-    import networkx
-
-    all_graphs = [graphs] if isinstance(graphs, networkx.Graph) else list(graphs)
+    networkx = optional_module("networkx", MSG_NETWORKX.format("from_networkx"))
+    all_graphs: list[Any] = [graphs] if isinstance(graphs, networkx.Graph) else list(graphs)
     sizes: list[int] = []
     children: list[list[int]] = []
     values: dict[str, list[object]] = {"kind": [], "label": [], "input_id": []}
@@ -77,18 +77,17 @@ def from_networkx(
         given: list[Any] = [value.item() if isinstance(value, np.integer) else value for value in values[ids]]
         if all(value is None for value in given):
             continue
-        shape = target_shape(given) if ids == "label" else None
-        if isinstance(shape, tuple):
-            fields[ids] = targets(given, shape)
-            continue
-        found = value_type(given, optional=ids != "kind")
-        if isinstance(found, str):
+        try:
+            if ids == "label" and are_targets(given):
+                fields[ids] = targets_of(given)
+            else:
+                fields[ids], fields[names] = ids_of(given, optional=ids != "kind")
+        except ValueError as error:
             where = "on every node, " if ids == "kind" else ""
             argument = ids.removesuffix("_id")
             raise ValueError(
-                f"from_networkx: {argument}={attribute!r}: got {found}; expected {where}only int >= 0 or only str."
-            )
-        fields[ids], fields[names] = ids_and_names(given)
+                f"from_networkx: {argument}={attribute!r}: got {error}; expected {where}only int >= 0 or only str."
+            ) from error
     fields |= {"edge_attr": _row_values(of_edges, "edge_attr", edge_attr, "edge"), "x": _features(features, x)}
     return Graphs.build(sizes, list(map(len, children)), [child for row in children for child in row], **fields)
 
@@ -156,14 +155,10 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
     Raises:
         ImportError: networkx is not installed.
     """
-    _check_installed("to_networkx")
-    import networkx
-
-    counts = np.diff(graphs.child_offsets)
-    owner = np.repeat(np.arange(graphs.num_vertices), counts)
+    networkx = optional_module("networkx", MSG_NETWORKX.format("to_networkx"))
+    owner, _ = graphs._edges
     order = (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
-    parents, children = (owner - base[owner]).tolist(), graphs.children.tolist()
+    parents, children = (owner - graphs._first_rows[owner]).tolist(), graphs.children.tolist()
     of_edges = [{"order": place} for place in order]
     if graphs.edge_attr is not None:
         of_edges = [{**own, "edge_attr": value} for own, value in zip(of_edges, graphs.edge_attr.tolist(), strict=True)]
@@ -173,13 +168,11 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
         ("label", graphs.label, graphs.label_names),
         ("input", graphs.input_id, graphs.vocab),
     ):
-        if ids is not None and ids.dtype == np.int32 and ids.ndim == 1:
-            attributes.append((attribute, [None if i < 0 else i if names is None else names[i] for i in ids.tolist()]))
-        elif ids is not None:
-            attributes.append((attribute, as_values(ids)))
+        if ids is not None:
+            attributes.append((attribute, id_values(ids, names)))
     if graphs.x is not None:
-        rows = {name: leaf.tolist() for name, leaf in flat_features(graphs.x, "x", "to_networkx")}
-        each = (nested_features({name: own[i] for name, own in rows.items()}).get("x") for i in range(graphs.num_vertices))
+        rows = {name: leaf.tolist() for name, leaf in arrays_by_name(graphs.x, "to_networkx").items()}
+        each = (nested({name: own[i] for name, own in rows.items()}).get("x") for i in range(graphs.num_vertices))
         attributes.append(("x", list(each)))
     out = []
     for start, stop in pairwise(graphs.vertex_offsets.tolist()):
@@ -193,10 +186,3 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
             graph.add_edge(child, parent, **own)
         out.append(graph)
     return out
-
-
-def _check_installed(function: str) -> None:
-    try:
-        import networkx  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"{function}: networkx is not installed. Write: pip install networkx") from error

@@ -1,17 +1,20 @@
 """Weights as safetensors files: arrays by name, without code or pickle, readable by other frameworks."""
 
 import os
-from types import ModuleType
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import jax
 import numpy as np
 
+from cavs._graphs.arguments import optional_module
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
+from cavs._readers.features import nested
 from cavs._readers.files import check_path, open_regular, replacing
 
 Params = TypeVar("Params")
+SAFETENSORS = "safetensors.flax"  # despite its name it needs only JAX; it is the module that supports bfloat16
+MSG_SAFETENSORS = "{}: safetensors is not installed; expected it for weights files. Write: pip install safetensors"
 
 
 def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str, str] | None = None) -> None:
@@ -31,7 +34,7 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
         ImportError: safetensors is not installed.
     """
     check_path("save_params", path, "Write save_params(params, path).")
-    save_file = _safetensors("save_params").save_file
+    save_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("save_params")).save_file
     arrays = {}
     for name, x in named_leaves(params, "save_params: params").items():
         key = hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
@@ -66,7 +69,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         OSError: the file does not exist or is not a regular file.
         ImportError: safetensors is not installed.
     """
-    load_file = _safetensors("load_params").load_file
+    load_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("load_params")).load_file
     open_regular(path).close()
     try:
         arrays = load_file(os.fspath(path))
@@ -81,39 +84,12 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
     if list(arrays) == [""]:
         return arrays[""]
-    return _with_lists(_nested(os.fspath(path), arrays))
-
-
-def _nested(path: str, arrays: dict[str, jax.Array]) -> dict[str, Any]:
-    """Nested dicts whose keys are the parts of the names between dots."""
-    root: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *parents, last = name.split(".")
-        level = root
-        for part in parents:
-            level = level.setdefault(part, {})
-            if not isinstance(level, dict):
-                break
-        if not isinstance(level, dict) or last in level:
-            parts = name.split(".")
-            other = next(n for n in arrays if n != name and all(a == b for a, b in zip(n.split("."), parts, strict=False)))
-            raise ValueError(
-                f"load_params: {path}: got arrays {name!r} and {other!r}; expected no array's name to be a prefix of "
-                "another's. Write like=..., a pytree with the structure that was saved."
-            )
-        level[last] = array
-    return root
-
-
-def _safetensors(function: str) -> ModuleType:
     try:
-        # Despite its name it needs only JAX. It is the module that supports bfloat16.
-        import safetensors.flax
-    except ImportError as error:
-        raise ImportError(
-            f"{function}: safetensors is not installed; expected it for weights files. Write: pip install safetensors"
+        return _with_lists(nested(arrays, "."))
+    except ValueError as error:
+        raise ValueError(
+            f"load_params: {os.fspath(path)}: {error}. Write like=..., a pytree with the structure that was saved."
         ) from error
-    return safetensors.flax
 
 
 def _with_lists(tree: PyTree) -> PyTree:

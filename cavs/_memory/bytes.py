@@ -44,7 +44,15 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
         if unit in _UNITS:
             return int(float(number) * _UNITS[unit])
     elif isinstance(budget, float) and 0 < budget <= 1:
-        return int(budget * _device_memory(function, argument))
+        device, memory = jax.devices()[0], memory_of_gpu()
+        if memory is None and device.platform == "cpu" and hasattr(os, "sysconf"):
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if memory is None:
+            raise ValueError(
+                f"{function}: {argument}: got a fraction; expected bytes, as {device} does not say how much memory it has. "
+                f"Write {argument}='2GiB'."
+            )
+        return int(budget * memory)
     elif isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
         return budget
     raise ValueError(f"{function}: {argument}: got {budget!r}; {_EXPECTED}. Write {argument}='2GiB'.")
@@ -54,18 +62,6 @@ def memory_of_gpu() -> int | None:
     """Returns the bytes that JAX may allocate on the first device; `None` if it is not a GPU, or does not report it."""
     device = jax.devices()[0]
     return None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit")
-
-
-def _device_memory(function: str, argument: str) -> int:
-    if (limit := memory_of_gpu()) is not None:
-        return limit
-    device = jax.devices()[0]
-    if device.platform == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    raise ValueError(
-        f"{function}: {argument}: got a fraction; expected bytes, as {device} does not say how much memory it has. "
-        f"Write {argument}='2GiB'."
-    )
 
 
 def text_of(number: float) -> str:

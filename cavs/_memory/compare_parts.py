@@ -59,7 +59,8 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
     jax.block_until_ready(compiled(values(batch.params), one, two))
     jax.effects_barrier()
     whole, in_parts = found[1], found[2]
-    tolerance = max(least, _ROUNDINGS * max(map(_step, _dtypes(traced.jaxpr.jaxpr)), default=0.0))
+    floats = {dtype for dtype in _dtypes(traced.jaxpr.jaxpr) if jnp.issubdtype(dtype, jnp.inexact)}
+    tolerance = max(least, _ROUNDINGS * max((float(jnp.finfo(dtype).eps) for dtype in floats), default=0.0))
     noun = batch.data.noun
     if np.isfinite([whole, in_parts]).any() and not abs(whole - in_parts) <= tolerance * (abs(whole) + abs(in_parts)):
         raise ValueError(
@@ -69,11 +70,6 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
             f"a regulariser. Random masks must follow from keys of {noun}s or vertices. If the loss needs all {noun}s at once, "
             "as batch statistics do, write parts=1, or a step without memory."
         )
-
-
-def _step(dtype: Any) -> float:
-    """Returns the distance of 1 and the next number of a dtype; 0 if it is not of floats."""
-    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
 
 
 def _dtypes(jaxpr: Jaxpr) -> Iterator[Any]:

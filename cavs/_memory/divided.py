@@ -3,10 +3,9 @@
 Each part of a batch of graphs is scheduled, in one shape for all.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -64,32 +63,25 @@ class DividedArrays:
     Raises:
         ValueError: The arrays have different numbers of samples, or none.
         TypeError: `arrays` has other leaves than arrays.
+
+    Attributes:
+        noun: the word for a sample.
+        whole: the batch itself.
+        text: says how large the batch is.
+        cause: says what else makes the smallest plan large.
     """
 
     noun = "sample"
+    cause = ""
 
     def __init__(self, arrays: PyTree, axis: Any):
-        self._arrays, self._axis = arrays, axis
+        self.whole, self._axis = arrays, axis
         self._axes, self._count = _axes_of(arrays, axis)
+        self.text = counted(self._count, "sample")
 
     def __len__(self) -> int:
         """Returns the number of samples."""
         return self._count
-
-    @property
-    def whole(self) -> PyTree:
-        """The batch itself."""
-        return self._arrays
-
-    @property
-    def text(self) -> str:
-        """Says how large the batch is."""
-        return counted(len(self), "sample")
-
-    @property
-    def cause(self) -> str:
-        """Says what else makes the smallest plan large."""
-        return ""
 
     def choices(self, parts: int | None, segments: int | None) -> list[Choice]:
         """Returns how the batch can be computed, the fastest first, with a given number of parts or segments."""
@@ -116,7 +108,11 @@ class DividedArrays:
                 rest, own = iter(known[1]), iter(part)
                 return loss(known[0], tree.unflatten([next(rest) if axis is None else next(own) for axis in axes]))
 
-            stack = [_in_parts(x, axis, count) for x, axis in pairs if axis is not None]
+            stack = [
+                jnp.moveaxis(x.reshape(*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :]), axis, 0)
+                for x, axis in pairs
+                if axis is not None
+            ]
             return summed_over_parts("plan", one)((params, shared), [stack])
 
         return summed
@@ -124,14 +120,14 @@ class DividedArrays:
     def structs(self, choice: Choice) -> PyTree:
         """Returns the shapes and dtypes of the batch as `arranged` returns it."""
         del choice
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._arrays)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.whole)
 
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
         """Returns some samples in one part and in two, as `arranged` does, and their number; as many as in two of `parts`."""
         count = 2 * len(self) // parts
         while 2 * count <= len(self) and count < _FEW:
             count *= 2
-        leaves, tree = jax.tree.flatten(values(self._arrays))
+        leaves, tree = jax.tree.flatten(values(self.whole))
         pairs = zip(leaves, self._axes, strict=True)
         some = tree.unflatten([x if axis is None else x[(*[slice(None)] * axis, slice(count))] for x, axis in pairs])
         return some, some, count
@@ -181,50 +177,35 @@ def _axes_of(arrays: PyTree, axis: Any) -> tuple[list[int | None], int]:
     return [None if a is None else next(axes) for a in found], counts.pop()
 
 
-def _in_parts(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Returns an array with a leading axis of parts."""
-    shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
-    return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-
-@dataclasses.dataclass(eq=False)
 class DividedGraphs:
-    """A batch of graphs; `collate` as in `cavs.memory.plan`. Methods are those of `DividedArrays`."""
+    """A batch of graphs; `collate` as in `cavs.memory.plan`. Methods and attributes are those of `DividedArrays`."""
 
-    graphs: Graphs
-    collate: Collate
-    _firsts: dict[Choice, Part] = dataclasses.field(default_factory=dict)
-    noun: ClassVar[str] = "graph"
+    noun = "graph"
+
+    def __init__(self, graphs: Graphs, collate: Collate):
+        self.whole, self.collate = graphs, collate
+        self._largest = int(np.diff(graphs.vertex_offsets).max())
+        self._firsts: dict[Choice, Part] = {}
+        self.text = f"{counted(len(graphs), 'graph')}, {counted(graphs.num_vertices, 'vertex')}"
+        self.cause = f"; the largest graph has {counted(self._largest, 'vertex')}"
 
     def __len__(self) -> int:
-        return len(self.graphs)
-
-    @property
-    def whole(self) -> Graphs:
-        return self.graphs
-
-    @property
-    def text(self) -> str:
-        return f"{counted(len(self), 'graph')}, {counted(self.graphs.num_vertices, 'vertex')}"
-
-    @property
-    def cause(self) -> str:
-        return f"; the largest graph has {counted(int(np.diff(self.graphs.vertex_offsets).max()), 'vertex')}"
+        return len(self.whole)
 
     def choices(self, parts: int | None, segments: int | None) -> list[Choice]:
         """See `DividedArrays`. Deep graphs may run in segments if the budget does not suffice for one graph at a time."""
         counts = [parts] if parts else numbers_of_parts(len(self))
         if segments is not None:
             return [Choice(n, segments) for n in counts]
-        vertices, levels = int(np.diff(self.graphs.vertex_offsets).max()), int(self.graphs.height.max())
-        useful = [n for n in _SEGMENTS if _SMALLEST_SEGMENT * n <= vertices and _LEVELS_OF_SEGMENT * n <= levels]
+        levels = int(self.whole.height.max())
+        useful = [n for n in _SEGMENTS if _SMALLEST_SEGMENT * n <= self._largest and _LEVELS_OF_SEGMENT * n <= levels]
         return [*map(Choice, counts), *(Choice(counts[-1], n) for n in useful)]
 
     def time(self, choice: Choice) -> float:
         device = "cpu" if Target.here().is_cpu else "gpu"
-        levels = np.maximum.reduceat(self.graphs.height, self.graphs.vertex_offsets[:-1]) + 1
-        tasks = int(levels[_dealt(self.graphs, choice.parts)].max(1).sum()) + choice.divisor
-        rows = self.graphs.num_vertices + tasks * _ROWS_PER_TASK[device]
+        levels = np.maximum.reduceat(self.whole.height, self.whole.vertex_offsets[:-1]) + 1
+        tasks = int(levels[_dealt(self.whole, choice.parts)].max(1).sum()) + choice.divisor
+        rows = self.whole.num_vertices + tasks * _ROWS_PER_TASK[device]
         return rows * (_IN_SEGMENTS[device] if choice.segments > 1 else 1)
 
     def in_parts(self, loss: Loss, choice: Choice) -> Loss:
@@ -243,17 +224,17 @@ class DividedGraphs:
 
     def _first(self, choice: Choice) -> Part:
         if choice not in self._firsts:
-            parts = list(_dealt(self.graphs, choice.parts))
-            self._firsts[choice] = next(_scheduled(self.graphs, parts, choice.segments))
+            parts = list(_dealt(self.whole, choice.parts))
+            self._firsts[choice] = next(_scheduled(self.whole, parts, choice.segments))
         return self._firsts[choice]
 
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
-        each, sizes = _dealt(self.graphs, parts), np.diff(self.graphs.vertex_offsets)
+        each, sizes = _dealt(self.whole, parts), np.diff(self.whole.vertex_offsets)
         count = 2
         while 2 * count <= parts and each[:count].size < _FEW and sizes[each[: 2 * count]].sum() <= _SMALL:
             count *= 2
         halves = [each[: count // 2].ravel(), each[count // 2 : count].ravel()]
-        one, two = (_stacked(_scheduled(self.graphs, of), self.collate) for of in ([np.concatenate(halves)], halves))
+        one, two = (_stacked(_scheduled(self.whole, of), self.collate) for of in ([np.concatenate(halves)], halves))
         return one, two, each[:count].size
 
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
@@ -283,7 +264,7 @@ def _scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like:
 
 def _stacked(parts: Iterable[Part], collate: Collate) -> PyTree:
     """Returns the batches of all parts, whose arrays gain a leading axis of parts."""
-    batches = [collate(Sample(part, np.ones(len(part), bool), graphs, sched)) for part, graphs, sched in parts]
+    batches = [collate(Sample(part, np.ones(len(part), bool), lambda g=g: g, sched)) for part, g, sched in parts]
     return jax.tree.map(lambda *xs: np.stack(xs), *batches)
 
 

@@ -132,10 +132,8 @@ def load(
     with open(path) as file:
         try:
             found = json.load(file)
-            choice, names, count, budget = (
-                Choice(found["parts"], found["segments"]),
-                *map(found.get, ("names", "samples", "budget")),
-            )
+            choice = Choice(found["parts"], found["segments"])
+            names, count, budget = map(found.get, ("names", "samples", "budget"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."

@@ -1,6 +1,5 @@
 """Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -10,6 +9,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
+from cavs._feed.plan import dealt
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -23,6 +23,7 @@ from cavs._memory.parted_loss import PartedLoss, parted
 from cavs._stages.cotangents import instantiated
 
 Arrays: TypeAlias = list[jax.Array]
+Chosen: TypeAlias = list[jax.Array | None]
 Params = TypeVar("Params")
 Loss = TypeVar("Loss")  # a scalar, or with `has_aux` a pair
 
@@ -52,18 +53,11 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
             "that all sub-batches have one shape. Write a batch size that is a multiple of count."
         )
     sizes, levels = np.diff(graphs.vertex_offsets), graphs._facts.levels
-    plain, each = _in_turn(sizes, count), len(graphs) // count
+    plain, each = dealt(sizes, count), len(graphs) // count
     most = _ROWS * sizes[plain].sum(1).max()
     others = [_by_height(sizes, levels, count, alike) for alike in _ALIKE if each % alike == 0]
     fitting = [plain, *(parts for parts in others if sizes[parts].sum(1).max() <= most)]
     return min(fitting, key=lambda parts: count * sizes[parts].sum(1).max() + _LEVEL * levels[parts].max(1).sum())
-
-
-def _in_turn(sizes: np.ndarray, count: int) -> np.ndarray:
-    """Deals graphs from the largest to the smallest, in alternating directions, so that no part always gets the largest."""
-    by_size = np.argsort(-sizes, kind="stable").reshape(-1, count)
-    by_size[1::2] = by_size[1::2, ::-1].copy()
-    return np.ascontiguousarray(by_size.T)
 
 
 def _by_height(sizes: np.ndarray, levels: np.ndarray, count: int, alike: int) -> np.ndarray:
@@ -157,8 +151,8 @@ def _differentiable(function: str, of_part: PartedLoss) -> Callable[[Arrays, lis
         weights = of_part.weights(params, lambda which: _summed(lambda x: of_part.before(params, x, which)[1], stacks))
 
         def value_and_grad(batch: Arrays) -> Any:
-            def of(by: tuple[Arrays, Arrays]) -> tuple[jax.Array, PyTree]:
-                found = of_part.before(_with(params, in_params, by[0]), _with(batch, in_batch, by[1]))
+            def of(by: tuple[Chosen, Chosen]) -> tuple[jax.Array, PyTree]:
+                found = of_part.before(_with(params, by[0]), _with(batch, by[1]))
                 return of_part.weighed(*found, weights), found
 
             by = _chosen(params, in_params), _chosen(batch, in_batch)
@@ -167,13 +161,13 @@ def _differentiable(function: str, of_part: PartedLoss) -> Callable[[Arrays, lis
 
         (sums, by_params), by_stacks = _summed(value_and_grad, stacks, each=True)
         if of_part.reads_params():
-            direct = jax.grad(lambda by: of_part.after(_with(params, in_params, by), *sums)[0])(_chosen(params, in_params))
+            direct = jax.grad(lambda by: of_part.after(_with(params, by), *sums)[0])(_chosen(params, in_params))
             by_params = jax.tree.map(jnp.add, by_params, direct)
-        scaled = functools.partial(_scaled, tuple(in_params), tuple(in_batch))
-        return of_part.after(params, *sums), jax.tree_util.Partial(scaled, by_params, by_stacks)
+        return of_part.after(params, *sums), (by_params, by_stacks)
 
-    def backward(scaled: Callable[..., PyTree], cts: list[Any]) -> PyTree:
-        return scaled(*instantiated(cts[:1]))
+    def backward(gradients: PyTree, cts: list[Any]) -> PyTree:
+        (scale,) = instantiated(cts[:1])
+        return jax.tree.map(lambda x: x * scale.astype(x.dtype), gradients)  # `None` where nothing is differentiated
 
     # Nothing computes cotangents of inputs that nobody asks for.
     return reverse_differentiable(plain, forward, backward, "sub_batched")
@@ -187,7 +181,7 @@ def _first(stacks: list[PyTree]) -> PyTree:
 def _check_closed_over(function: str, params: Arrays, varied: list[bool], stacks: list[Arrays]) -> None:
     """Raises a `ValueError` for arrays that a loss closes over, if their gradient is a sum over devices."""
     axes = varying(stacks[0][0])
-    if any(varying(x) != axes for x in _chosen(params, varied)):
+    if any(x is not None and varying(x) != axes for x in _chosen(params, varied)):
         raise ValueError(
             f"{function}: loss: closes over an array that is differentiated, and the same on all devices of a jax.shard_map "
             "with check_vma=True; expected it among the parameters. Write loss(params, batch) with params | {'name': array}."
@@ -213,24 +207,11 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
     return (total, stacked) if each else total
 
 
-def _chosen(arrays: Arrays, which: Sequence[bool]) -> Arrays:
-    """Returns the arrays that `which` tells."""
-    return [x for x, is_chosen in zip(arrays, which, strict=True) if is_chosen]
+def _chosen(arrays: Arrays, which: Sequence[bool]) -> Chosen:
+    """Returns the arrays that `which` tells, and `None` for the others."""
+    return [x if is_chosen else None for x, is_chosen in zip(arrays, which, strict=True)]
 
 
-def _with(arrays: Arrays, which: Sequence[bool], chosen: Arrays) -> Arrays:
-    """Returns `arrays` with other ones where `which` tells."""
-    others = iter(chosen)
-    return [next(others) if is_chosen else x for x, is_chosen in zip(arrays, which, strict=True)]
-
-
-def _scaled(
-    in_params: Sequence[bool], in_batch: Sequence[bool], by_params: Arrays, by_stacks: list[Arrays], scale: jax.Array
-) -> PyTree:
-    """Returns the cotangents of parameters and stacks: gradients times `scale`, and `None` where nothing is differentiated."""
-
-    def scaled(which: Sequence[bool], grads: Arrays) -> list[jax.Array | None]:
-        each = iter(grads)
-        return [(x := next(each)) * scale.astype(x.dtype) if is_chosen else None for is_chosen in which]
-
-    return scaled(in_params, by_params), [scaled(in_batch, grads) for grads in by_stacks]
+def _with(arrays: Arrays, chosen: Chosen) -> Arrays:
+    """Returns `arrays` with other ones where there are any."""
+    return [x if other is None else other for x, other in zip(arrays, chosen, strict=True)]

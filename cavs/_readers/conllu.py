@@ -5,9 +5,10 @@ import re
 
 import numpy as np
 
+from cavs._graphs.checks import CycleError
 from cavs._graphs.flat import children_of_parents, number_names
 from cavs._graphs.graphs import Graphs
-from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines
+from cavs._readers.source import ASCII_SPACE, Path, format_error, read_lines
 
 _LABEL_COLUMNS = {"upos": 3, "xpos": 4, "deprel": 7}
 _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")
@@ -45,18 +46,16 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
     local = np.array(words.heads, np.int64)
     parents = np.where(local > 0, local - 1 + np.repeat(starts, sizes), -1)
 
-    def cycle_error(graph: int, vertex: int) -> FormatError:
-        i = words.line[int(starts[graph]) + vertex]
-        return format_error(path, i + 1, lines[i], f"heads that lead to a root (HEAD 0); word {vertex + 1} depends on itself")
-
     word_ids, vocab = number_names(words.forms)
-    given = np.array([text != "_" for text in words.labels], bool)
-    label_ids = np.full(len(words.labels), -1, np.int32)
-    label_ids[given], label_names = number_names([text for text in words.labels if text != "_"])
+    label_ids, label_names = number_names([None if text == "_" else text for text in words.labels])
     num_children, children = children_of_parents(sizes, parents)
-    return build_acyclic(
-        sizes, num_children, children, cycle_error, label=label_ids, label_names=label_names, input_id=word_ids, vocab=vocab
-    )
+    of = {"label": label_ids, "label_names": label_names, "input_id": word_ids, "vocab": vocab}
+    try:
+        return Graphs.build(sizes, num_children, children, **of)
+    except CycleError as error:
+        i = words.line[int(starts[error.graph]) + error.vertex]
+        expected = f"heads that lead to a root (HEAD 0); word {error.vertex + 1} depends on itself"
+        raise format_error(path, i + 1, lines[i], expected) from None
 
 
 @dataclasses.dataclass
@@ -78,9 +77,11 @@ def read_words(path: Path, lines: list[str], label: str, parsed: bool = True) ->
         if line.startswith("#"):
             continue
         if not line.strip(ASCII_SPACE):
-            if n:
-                _end_sentence(path, lines, words, n)
-                n = 0
+            for head, k in zip(words.heads[-n:], words.line[-n:], strict=True) if n else ():
+                if head > n:
+                    raise format_error(path, k + 1, lines[k], f"a HEAD from 0 to {n}, the ID of the last word")
+            words.num_vertices += [n] if n else []
+            n = 0
             continue
         cells = line.split("\t")
         if len(cells) != 10 or "" in cells:
@@ -100,11 +101,3 @@ def read_words(path: Path, lines: list[str], label: str, parsed: bool = True) ->
         words.heads.append(int(head) if parsed else 0)
         words.line.append(i)
     return words
-
-
-def _end_sentence(path: Path, lines: list[str], words: Words, n: int) -> None:
-    """Checks the heads of the last `n` words, which form a sentence."""
-    for head, i in zip(words.heads[-n:], words.line[-n:], strict=True):
-        if head > n:
-            raise format_error(path, i + 1, lines[i], f"a HEAD from 0 to {n}, the ID of the last word")
-    words.num_vertices.append(n)

@@ -1,25 +1,28 @@
 """JSON lines, the general format: any graphs, one per line."""
 
+import bisect
+import functools
 import json
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cavs._graphs.arguments import check_graphs
-from cavs._graphs.checks import INT32_MAX
+from cavs._graphs.checks import INT32_MAX, CycleError
 from cavs._graphs.counted import counted
-from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
-from cavs._readers.features import flat_features, nested_features
-from cavs._readers.json_values import Features, Line, RowValues, TargetShape, as_values, rows_for_json, target_shape, targets
-from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, read_lines, write_bytes
+from cavs._readers.features import arrays_by_name, leaves_by_name, nested
+from cavs._readers.json_values import are_targets, as_values, id_values, ids_of, rows_for_json, rows_of, targets_of
+from cavs._readers.source import ASCII_SPACE, FormatError, Path, format_error, read_lines, write_bytes
 
+Converted = TypeVar("Converted")
 _KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label", "edge_attr", "x")
 _FIELDS = {"inputs": ("input_id", "vocab"), "labels": ("label", "label_names"), "kinds": ("kind", "kind_names")}
 
 # The most vertices without an edge, an input, a label or a kind. A line of 40 bytes must not allocate gigabytes.
 _MAX_BARE_VERTICES = 1000
+
+_ROWS = "{!r} to be numbers, or lists of numbers of one shape, in all lines"
 
 JSONObject: TypeAlias = dict[str, Any]
 
@@ -60,57 +63,103 @@ def read_edges(path: Path) -> Graphs:
             vertex number out of range, or a cycle. The message names the line.
     """
     found = [(number, text) for number, text in enumerate(read_lines(path), 1) if text.strip(ASCII_SPACE)]
-    lines = [Line(path, number, text, position) for position, (number, text) in enumerate(found)]
-    num_vertices: list[int] = []
-    num_children: list[int] = []
-    children: list[int] = []
-    columns: dict[str, list[Any]] = {}
-    types: dict[str, type] = {}
-    label_shape: TargetShape = None
-    graph_labels, edge_values, features = _GraphLabels(), RowValues("edge_attr", "edge"), Features()
-    for line in lines:
-        graph = _load(line)
-        rows = _children(line, graph)
-        n = len(rows)
-        num_vertices.append(n)
-        num_children.extend(map(len, rows))
-        children.extend(chain.from_iterable(rows))
-        graph_labels.add(line, graph)
-        order = np.argsort([parent for parent, _ in graph["edges"]], kind="stable") if "edges" in graph else slice(None)
-        edge_values.add(line, graph.get("edge_attr"), sum(map(len, rows)), order)
-        features.add(line, graph.get("x"), n)
-        for key in _FIELDS:
-            values = graph.get(key)
-            line.check_all_or_none(key, values is not None, key in columns)
-            if values is None:
-                continue
-            if type(values) is not list or len(values) != n:
-                raise line.error(f"{key!r} to be a list of {counted(n, 'value')}, one per vertex")
-            if key == "labels":
-                label_shape = _joined(line, values, label_shape, types.get(key))
-                if label_shape is not None:
-                    columns.setdefault(key, []).extend(values)
-                    continue
-            found = value_type(values, optional=key != "kinds")
-            if isinstance(found, str) or found is not None and types.setdefault(key, found) is not found:
-                expected = types[key].__name__ if key in types else "int or str"
-                got = found if isinstance(found, str) else found.__name__
-                null = "" if key == "kinds" else ", or null"
-                raise line.error(f"{key!r} to be only {expected} in all lines (integers >= 0, < 2**31){null}, not {got}")
-            columns.setdefault(key, []).extend(values)
+    lines = [_Line(path, number, text) for number, text in found]
+    graphs = [_load(line) for line in lines]
+    rows = [_children(line, graph) for line, graph in zip(lines, graphs, strict=True)]
+    sizes, num_edges = list(map(len, rows)), [sum(map(len, own)) for own in rows]
     fields: dict[str, Any] = {}
-    for key, values in columns.items():
-        ids, names = _FIELDS[key]
-        if key == "labels" and label_shape is not None:
-            fields[ids] = targets(values, label_shape)
-        else:
-            fields[ids], fields[names] = ids_and_names(values)
-    fields |= {"graph_label": graph_labels.array(), "edge_attr": edge_values.array(), "x": features.arrays()}
+    if parts := _column(lines, "label", [[graph["label"]] if "label" in graph else None for graph in graphs]):
+        convert = rows_of if all(type(value) is int for (value,) in parts) else targets_of
+        expected = "'label' to be a finite number, or lists of numbers of one shape, in all lines"
+        fields["graph_label"] = _joined(lines, parts, convert, expected)
+    if parts := _column(lines, "edge_attr", [graph.get("edge_attr") for graph in graphs], num_edges, "edge"):
+        in_order = [_by_parent(graph, values) for graph, values in zip(graphs, parts, strict=True)]
+        fields["edge_attr"] = _joined(lines, in_order, rows_of, _ROWS.format("edge_attr"))
+    fields["x"] = _features(lines, [graph.get("x") for graph in graphs], sizes)
+    for key, (ids, names) in _FIELDS.items():
+        parts = _column(lines, key, [graph.get(key) for graph in graphs], sizes, "vertex")
+        if parts is not None and key == "labels" and are_targets(chain.from_iterable(parts)):
+            fields[ids] = _joined(lines, parts, targets_of, "'labels' to be of one type and shape in all lines")
+        elif parts is not None:
+            optional = key != "kinds"
+            expected = f"{key!r} to be only int or str in all lines (integers >= 0, < 2**31){', or null' * optional}, not {{}}"
+            fields[ids], fields[names] = _joined(lines, parts, functools.partial(ids_of, optional=optional), expected)
+    children = [child for own in chain.from_iterable(rows) for child in own]
+    try:
+        return Graphs.build(sizes, list(map(len, chain.from_iterable(rows))), children, **fields)
+    except CycleError as error:
+        raise lines[error.graph].error(f"a graph without a cycle; vertex {error.vertex} depends on itself") from None
 
-    def cycle_error(graph: int, vertex: int) -> FormatError:
-        return lines[graph].error(f"a graph without a cycle; vertex {vertex} depends on itself")
 
-    return build_acyclic(num_vertices, num_children, children, cycle_error, **fields)
+class _Line(NamedTuple):
+    """A line of a file with a graph."""
+
+    path: Path
+    number: int  # in the file, from 1
+    text: str
+
+    def error(self, expected: str) -> FormatError:
+        """Returns the error to raise."""
+        return format_error(self.path, self.number, self.text, expected)
+
+
+def _column(
+    lines: Sequence[_Line], key: str, parts: list[Any], counts: Sequence[int] = (), one: str = ""
+) -> list[list[Any]] | None:
+    """Returns the values of a key on each line; `None` if no line has it.
+
+    Raises `FormatError` if some lines lack the key, or the values of a line are not as many as its number in `counts`.
+    """
+    for line, part in zip(lines, parts, strict=True):
+        if (part is None) != (parts[0] is None):
+            raise line.error(f"{key!r} on every line or on none; the first {'lacks' if parts[0] is None else 'has'} it")
+    if not parts or parts[0] is None:
+        return None
+    for line, part, count in zip(lines, parts, counts, strict=False):
+        if type(part) is not list or len(part) != count:
+            raise line.error(f"{key!r} to be a list of {counted(count, 'value')}, one per {one}")
+    return parts
+
+
+def _joined(
+    lines: Sequence[_Line], parts: list[list[Any]], convert: Callable[[list[Any]], Converted], expected: str
+) -> Converted:
+    """Converts the values of all lines. An error of `convert` becomes one of the first line whose values do not fit."""
+
+    def fails(count: int) -> ValueError | None:
+        try:
+            convert(list(chain.from_iterable(parts[:count])))
+        except ValueError as error:
+            return error
+        return None
+
+    try:
+        return convert(list(chain.from_iterable(parts)))
+    except ValueError:
+        i = bisect.bisect_left(range(len(lines) - 1), True, key=lambda i: fails(i + 1) is not None)
+    raise lines[i].error(expected.replace("{}", str(fails(i + 1))))
+
+
+def _by_parent(graph: JSONObject, values: list[Any]) -> list[Any]:
+    """The values of the edges of a line, in the order of the children."""
+    if "edges" not in graph:
+        return values
+    return [value for _, value in sorted(zip(graph["edges"], values, strict=True), key=lambda edge: edge[0][0])]
+
+
+def _features(lines: Sequence[_Line], xs: list[Any], sizes: list[int]) -> Any:
+    """`Graphs.x` from the values of "x": lists with a value for each vertex, or objects of such lists, by name."""
+    each: list[dict[str, Any]] = []
+    for line, x in zip(lines, xs, strict=True):
+        try:
+            each.append({} if x is None else dict(leaves_by_name(x, "x")))
+        except (TypeError, RecursionError) as error:
+            raise line.error(f"names without '/' as keys in 'x' ({error})") from error
+    arrays = {}
+    for name in dict.fromkeys(chain.from_iterable(each)):
+        parts = _column(lines, name, [found.get(name) for found in each], sizes, "vertex")
+        arrays[name] = None if parts is None else _joined(lines, parts, rows_of, _ROWS.format(name))
+    return nested(arrays).get("x")
 
 
 def write_edges(graphs: Graphs, path: Path) -> None:
@@ -130,17 +179,11 @@ def write_edges(graphs: Graphs, path: Path) -> None:
     check_graphs(graphs, "write_edges(graphs, path)")
     vertex_offsets, child_offsets = graphs.vertex_offsets.tolist(), graphs.child_offsets.tolist()
     children = graphs.children.tolist()
-    columns = {}
-    for key, (ids, names) in _FIELDS.items():
-        array = getattr(graphs, ids)
-        if array is not None:
-            columns[key] = (
-                _values(array, getattr(graphs, names)) if array.dtype == np.int32 and array.ndim == 1 else as_values(array)
-            )
+    ids = {key: (getattr(graphs, name), getattr(graphs, names)) for key, (name, names) in _FIELDS.items()}
+    columns = {key: id_values(*of) for key, of in ids.items() if of[0] is not None}
     labels = None if graphs.graph_label is None else as_values(graphs.graph_label)
     edge_attr = None if graphs.edge_attr is None else rows_for_json(graphs.edge_attr, "edge_attr")
-    x = {} if graphs.x is None else dict(flat_features(graphs.x, "x", "write_edges"))
-    features = {name: rows_for_json(rows, name) for name, rows in x.items()}
+    features = {name: rows_for_json(rows, name) for name, rows in arrays_by_name(graphs.x, "write_edges").items()}
     lines = []
     for g, (start, stop) in enumerate(pairwise(vertex_offsets)):
         rows = [children[child_offsets[r] : child_offsets[r + 1]] for r in range(start, stop)]
@@ -148,55 +191,12 @@ def write_edges(graphs: Graphs, path: Path) -> None:
         graph |= {} if labels is None else {"label": labels[g]}
         if edge_attr is not None:
             graph["edge_attr"] = edge_attr[child_offsets[start] : child_offsets[stop]]
-        graph |= nested_features({name: rows[start:stop] for name, rows in features.items()})
+        graph |= nested({name: rows[start:stop] for name, rows in features.items()})
         lines.append(json.dumps(graph, separators=(",", ":")) + "\n")
     write_bytes(path, "".join(lines).encode("ascii"))
 
 
-class _GraphLabels:
-    """The values of `label`, one per line."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self.shape: TargetShape = None
-
-    def add(self, line: Line, graph: JSONObject) -> None:
-        line.check_all_or_none("label", "label" in graph, bool(self.values))
-        if "label" not in graph:
-            return
-        value = graph["label"]
-        right = value is None or type(value) is int or isinstance(target_shape([value]), tuple)
-        if not right or value is not None and self.shape not in (None, np.shape(value)):
-            raise line.error("'label' to be a finite number, or lists of numbers of one shape, in all lines")
-        self.shape = np.shape(value) if value is not None else self.shape
-        self.values.append(value)
-
-    def array(self) -> np.ndarray | None:
-        """(G, ...) int64 if all labels are integers, else float64."""
-        if not self.values:
-            return None
-        if set(map(type, self.values)) == {int}:
-            return np.array(self.values)
-        return targets(self.values, self.shape or ())
-
-
-def _joined(line: Line, values: list[Any], known: TargetShape, ids: type | None) -> TargetShape:
-    """The shape of the targets of all lines up to this one; `None` if labels are ids so far."""
-    found = target_shape(values)
-    if found is None:
-        plain = known is not None and (known == () or all(v is None for v in values))
-        if known is None or plain and {type(v) for v in values} <= {int, type(None)}:
-            return known
-    elif not isinstance(found, str) and known in (None, found) and (ids is None or ids is int and found == ()):
-        return found
-    raise line.error("'labels' to be of one type and shape in all lines")
-
-
-def _values(ids: np.ndarray, names: tuple[str, ...] | None) -> list[int | str | None]:
-    return [None if i < 0 else i if names is None else names[i] for i in ids.tolist()]
-
-
-def _load(line: Line) -> JSONObject:
+def _load(line: _Line) -> JSONObject:
     try:
         graph = json.loads(line.text)
     except (ValueError, RecursionError) as error:
@@ -210,7 +210,7 @@ def _load(line: Line) -> JSONObject:
     return graph
 
 
-def _children(line: Line, graph: JSONObject) -> list[list[int]]:
+def _children(line: _Line, graph: JSONObject) -> list[list[int]]:
     if ("children" in graph) == ("edges" in graph) or ("edges" in graph) != ("num_vertices" in graph):
         raise line.error("either 'children', or 'edges' with 'num_vertices'")
     if "children" in graph:
@@ -240,7 +240,7 @@ def _children(line: Line, graph: JSONObject) -> list[list[int]]:
     return out
 
 
-def _num_vertices(line: Line, graph: JSONObject) -> int:
+def _num_vertices(line: _Line, graph: JSONObject) -> int:
     """The checked value of `num_vertices`, which accompanies `edges`."""
     n = graph["num_vertices"]
     lengths = [len(graph[key]) for key in _FIELDS if type(graph.get(key)) is list]

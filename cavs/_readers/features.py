@@ -8,27 +8,34 @@ import numpy as np
 from cavs._graphs.pytree import PyTree
 
 
-def flat_features(x: PyTree, name: str, function: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the arrays of nested dicts, and their names. Raises a `TypeError` for other containers."""
-    if isinstance(x, dict):
-        for key, own in x.items():
-            if not isinstance(key, str) or "/" in key or not key:
-                raise TypeError(f"{function}: x: got a dict with the key {key!r}; expected names without '/'.")
-            yield from flat_features(own, f"{name}/{key}", function)
-    elif isinstance(x, np.ndarray):
+def leaves_by_name(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields the names and leaves of nested dicts. Raises a `TypeError` for a key that is no name without '/'."""
+    if not isinstance(x, dict):
         yield name, x
-    else:
-        raise TypeError(f"{function}: x: got a {type(x).__name__}; expected an array, or dicts of arrays.")
+        return
+    for key, own in x.items():
+        if not isinstance(key, str) or "/" in key or not key:
+            raise TypeError(f"got a dict with the key {key!r:.40}; expected names without '/'")
+        yield from leaves_by_name(own, f"{name}/{key}")
 
 
-def nested_features(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Returns the nested dicts whose arrays `flat_features` named.
+def arrays_by_name(x: PyTree, function: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of `Graphs.x` by name, none for `None`. Raises a `TypeError` for other containers than dicts."""
+    try:
+        found = {} if x is None else dict(leaves_by_name(x, "x"))
+        for leaf in found.values():
+            if not isinstance(leaf, np.ndarray):
+                raise TypeError(f"got a {type(leaf).__name__}; expected an array, or dicts of arrays")
+    except TypeError as error:
+        raise TypeError(f"{function}: x: {error}.") from error
+    return found
 
-    Raises `ValueError` if an array and a dict have the same name.
-    """
+
+def nested(arrays: dict[str, Any], separator: str = "/") -> dict[str, Any]:
+    """Returns nested dicts of arrays, by their names. Raises `ValueError` if an array and a dict have the same name."""
     out: dict[str, Any] = {}
     for name, array in arrays.items():
-        *path, last = name.split("/")
+        *path, last = name.split(separator)
         own = out
         for key in path:
             own = own.setdefault(key, {})

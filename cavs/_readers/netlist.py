@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cavs._graphs.checks import CycleError
 from cavs._graphs.graphs import Graphs
-from cavs._readers.source import ASCII_SPACE, FormatError, Path, bare_suffix, build_acyclic, format_error, read_lines
+from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines, words_in
 
 # The kinds of every `.bench` file, in this order, so that the kinds of all files agree.
 _BENCH_KINDS = ("INPUT", "AND", "NAND", "OR", "NOR", "XOR", "XNOR", "NOT", "BUF")
@@ -89,15 +90,7 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
     """
     given: Any = path
     paths: list[Path] = [given] if isinstance(path, str | os.PathLike) or hasattr(path, "read") else list(given)
-    readers = {".bench": _read_bench, ".blif": _read_blif}
-    for one in paths:
-        if bare_suffix(one) not in readers:
-            raise ValueError(
-                f"read_netlist: path: got {os.fspath(one)!r}, which ends in {bare_suffix(one)!r}; expected .bench or .blif, or "
-                "one of these with .gz."
-            )
-    netlists = [readers[bare_suffix(one)](one) for one in paths]
-
+    netlists = list(map(_read, paths))
     any_bench = any(bare_suffix(one) == ".bench" for one in paths)
     kind_index = {kind: i for i, kind in enumerate(_BENCH_KINDS if any_bench else _BENCH_KINDS[:1])}
     kinds: list[int] = []
@@ -113,20 +106,13 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
         label[[netlist.vertex(line, signal) for line, signal in netlist.outputs]] = 1
         labels.append(label)
 
-    def cycle_error(graph: int, vertex: int) -> FormatError:
-        netlist = netlists[graph]
-        signal = list(netlist.names)[vertex]
-        return format_error(netlist.path, netlist.lines[vertex], signal, "a signal that does not depend on itself (a cycle)")
-
-    return build_acyclic(
-        [len(netlist.kinds) for netlist in netlists],
-        num_children,
-        children,
-        cycle_error,
-        kind=kinds,
-        kind_names=kind_index,
-        label=np.concatenate([np.zeros(0, np.int32), *labels]),
-    )
+    sizes, label = [len(netlist.kinds) for netlist in netlists], np.concatenate([np.zeros(0, np.int32), *labels])
+    try:
+        return Graphs.build(sizes, num_children, children, kind=kinds, kind_names=kind_index, label=label)
+    except CycleError as error:
+        netlist = netlists[error.graph]
+        line, signal = netlist.lines[error.vertex], list(netlist.names)[error.vertex]
+        raise format_error(netlist.path, line, signal, "a signal that does not depend on itself (a cycle)") from None
 
 
 def read_signals(path: Path) -> list[str]:
@@ -137,8 +123,20 @@ def read_signals(path: Path) -> list[str]:
 
     Raises:
         FormatError: a line is invalid.
+        ValueError: the path has another suffix.
     """
-    return [*(_read_bench if bare_suffix(path) == ".bench" else _read_blif)(path).names]
+    return [*_read(path).names]
+
+
+def _read(path: Path) -> _Netlist:
+    suffix = bare_suffix(path)
+    if suffix not in (".bench", ".blif"):
+        got = f"{os.fspath(path)!r}, which ends in {suffix!r}"
+        raise ValueError(f"read_netlist: path: got {got}; expected .bench or .blif, or one of these with .gz.")
+    netlist = _read_bench(path) if suffix == ".bench" else _read_blif(path)
+    if not netlist.kinds:
+        raise format_error(path, None, "no input and no gate", "at least one")
+    return netlist
 
 
 def _read_bench(path: Path) -> _Netlist:
@@ -178,7 +176,7 @@ def _read_bench(path: Path) -> _Netlist:
         if kind in ("NOT", "BUF") and len(signals) != 1:
             raise format_error(path, number, text, f"one signal in the brackets of {kind}")
         netlist.define(number, target, kind, signals)
-    return _not_empty(netlist)
+    return netlist
 
 
 def _cover_of_table(path: Path, number: int, line: re.Match[str], fan_in: int) -> list[str]:
@@ -195,7 +193,7 @@ def _read_blif(path: Path) -> _Netlist:
     gate: tuple[int, list[str], list[str]] | None = None  # line, signals, rows of the cover
     seen: set[str] = set()
     for number, text in _blif_lines(path):
-        words = _split(text)
+        words = words_in(text)
         key = words[0]
         if ".end" in seen:
             raise format_error(path, number, text, "nothing after .end, as a file has one model")
@@ -227,7 +225,7 @@ def _read_blif(path: Path) -> _Netlist:
             gate = (number, words[1:], [])
     if gate is not None:
         _define_gate(netlist, *gate)
-    return _not_empty(netlist)
+    return netlist
 
 
 def _blif_lines(path: Path) -> list[tuple[int, str]]:
@@ -266,14 +264,3 @@ def _define_gate(netlist: _Netlist, line: int, signals: list[str], cover: list[s
     # A gate without rows is never 1.
     rows = sorted(set(cover)) or [f"{'-' * len(fan_in)} 0".strip()]
     netlist.define(line, signals[-1], "names:" + "|".join(rows), fan_in)
-
-
-def _split(text: str) -> list[str]:
-    # Bytes split at ASCII white space only.
-    return [word.decode() for word in text.encode().split()]
-
-
-def _not_empty(netlist: _Netlist) -> _Netlist:
-    if not netlist.kinds:
-        raise format_error(netlist.path, None, "no input and no gate", "at least one")
-    return netlist

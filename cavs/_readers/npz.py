@@ -10,15 +10,12 @@ import numpy as np
 
 from cavs._graphs.arguments import check_graphs
 from cavs._graphs.graphs import Graphs
-from cavs._readers.features import flat_features, nested_features
+from cavs._readers.features import arrays_by_name, nested
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
 
 _VERSION = 1
 _IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))
-_HEADER, _LENGTHS_AT = (
-    30,
-    26,
-)  # of the header before a member of a zip file: its bytes, and where the lengths of name and rest are
+_HEADER, _LENGTHS_AT = 30, 26  # of a member of a zip file: the bytes before it, and where the lengths of name and rest are
 _PLAIN = ("graph_label", "edge_attr")  # numbers of any dtype, which have no names
 
 
@@ -116,7 +113,7 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
             arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
             arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
     arrays |= {name: getattr(graphs, name) for name in _PLAIN if getattr(graphs, name) is not None}
-    arrays |= {} if graphs.x is None else dict(flat_features(graphs.x, "x", "save_npz"))
+    arrays |= arrays_by_name(graphs.x, "save_npz")
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -159,7 +156,7 @@ def _build(arrays: dict[str, np.ndarray]) -> Graphs:
         if f"{names}.bytes" in arrays:
             fields[names] = _names(arrays, names)
     fields |= {name: arrays.get(name) for name in _PLAIN}
-    fields["x"] = nested_features({name: x for name, x in arrays.items() if name.split("/")[0] == "x"}).get("x")
+    fields["x"] = nested({name: x for name, x in arrays.items() if name.split("/")[0] == "x"}).get("x")
     return Graphs.build(num_vertices, num_children, arrays["children"], **fields)
 
 

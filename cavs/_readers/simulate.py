@@ -22,9 +22,8 @@ def simulate_netlist(netlists: Graphs, seed: int = 0) -> np.ndarray:
     """
     assert netlists.kind is not None and netlists.kind_names is not None
     values = np.zeros((netlists.num_vertices, WORDS), np.uint64)
-    fan_in = np.diff(netlists.child_offsets)
-    base = np.repeat(netlists.vertex_offsets[:-1], np.diff(netlists.vertex_offsets))
-    child, rng = netlists.children + np.repeat(base, fan_in), np.random.default_rng(seed)
+    fan_in, child = np.diff(netlists.child_offsets), netlists._edges[1]
+    rng = np.random.default_rng(seed)
     # Gates of one level, kind and fan-in are simulated together.
     keys = np.stack([netlists.height, netlists.kind, fan_in])
     order = np.lexsort(keys[::-1])

@@ -5,12 +5,8 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from cavs._graphs.graphs import Graphs
 from cavs._readers.files import check_path, open_regular, write_whole
 
 Path = str | os.PathLike[str]
@@ -126,6 +122,11 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in read_utf8(path).decode("utf-8").split("\n")]
 
 
+def words_in(line: str) -> list[str]:
+    """The words of a line. They are separated by `ASCII_SPACE` only, of which `bytes.split` knows."""
+    return [word.decode("utf-8", "surrogatepass") for word in line.encode("utf-8", "surrogatepass").split()]
+
+
 def line_at(data: bytes, position: int) -> int:
     """The number, from 1, of the line that contains the byte at `position`."""
     return data.count(b"\n", 0, position) + 1
@@ -136,54 +137,3 @@ def write_bytes(path: Path, data: bytes) -> None:
     if os.fspath(path).lower().endswith(".gz"):
         data = gzip.compress(data, mtime=0)
     write_whole(path, data)
-
-
-def build_acyclic(
-    num_vertices: Sequence[int] | np.ndarray,
-    num_children: Sequence[int] | np.ndarray,
-    children: Sequence[int] | np.ndarray,
-    cycle_error: Callable[[int, int], FormatError],
-    **fields: ArrayLike | Iterable[str] | None,
-) -> Graphs:
-    """Calls `Graphs.build` with arrays that the reader has checked, except for cycles.
-
-    Raises `FormatError` if there is a cycle. `cycle_error(graph, vertex)` creates the error, for the first graph with a cycle
-    and a vertex on it.
-    """
-    try:
-        return Graphs.build(num_vertices, num_children, children, **fields)  # type: ignore[arg-type]
-    except ValueError:
-        place = _first_cycle(np.asarray(num_vertices), np.asarray(num_children), np.asarray(children))
-        if place is None:
-            raise
-    raise cycle_error(*place)
-
-
-def _first_cycle(num_vertices: np.ndarray, num_children: np.ndarray, children: np.ndarray) -> tuple[int, int] | None:
-    # Plain loops suffice: this runs once, for a file that is refused.
-    ends = np.cumsum(num_children)
-    row = 0
-    for graph, n in enumerate(num_vertices.tolist()):
-        rows = range(row, row + n)
-        kids = [children[ends[r] - num_children[r] : ends[r]].tolist() for r in rows]
-        row += n
-        waiting = [len(k) for k in kids]
-        parents: list[list[int]] = [[] for _ in rows]
-        for vertex, own in enumerate(kids):
-            for child in own:
-                parents[child].append(vertex)
-        ready = [vertex for vertex in range(n) if not waiting[vertex]]
-        while ready:
-            for parent in parents[ready.pop()]:
-                waiting[parent] -= 1
-                if not waiting[parent]:
-                    ready.append(parent)
-        # A vertex that still waits has a child that still waits. Following such children leads into the cycle.
-        vertex = next((v for v in range(n) if waiting[v]), None)
-        if vertex is not None:
-            seen: set[int] = set()
-            while vertex not in seen:
-                seen.add(vertex)
-                vertex = next(child for child in kids[vertex] if waiting[child])
-            return graph, vertex
-    return None

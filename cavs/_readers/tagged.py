@@ -9,12 +9,11 @@ from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers.conllu import read_words
-from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines
+from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines, words_in
 
 CONLLU_COLUMNS = ("upos", "xpos", "deprel")
 # Files with these suffixes always contain columns. A `.txt` may contain any of the formats; its content tells which.
 COLUMN_SUFFIXES = (".bio", ".bmes", ".col", ".conll", ".iob", ".iob2", ".ner", ".tsv")
-_SPACE = re.compile(f"[{ASCII_SPACE}]+")
 
 
 def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True) -> Graphs:
@@ -47,7 +46,7 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
         tags = [None if label == "_" else label for label in found.labels]
         return _chains(path, np.array(found.num_vertices, int), found.forms, tags)
     lines = read_lines(path)
-    rows = [_split(line) for line in lines]
+    rows = list(map(words_in, lines))
     some = [cells for cells in rows if cells]
     if suffix in COLUMN_SUFFIXES or _is_columns(lines, rows):
         return _columns(path, lines, rows, column)
@@ -65,22 +64,17 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
     return _chains(path, np.array([len(cells) for cells in some]), [word for cells in some for word in cells], None)
 
 
-def _split(line: str) -> list[str]:
-    line = line.strip(ASCII_SPACE)
-    return _SPACE.split(line) if line else []
-
-
 def _is_word(cells: list[str]) -> bool:
     return bool(cells) and cells[0] != "-DOCSTART-"
 
 
 def _without_comments(lines: list[str], rows: list[list[str]]) -> list[list[str]]:
-    """The cells of each line, none for a comment: `# ...` whose cells are not those of the other lines. `#` may be a word."""
-    others = {len(cells) for line, cells in zip(lines, rows, strict=True) if _is_word(cells) and not line.startswith("# ")}
-    tabs = any("\t" in line for line, cells in zip(lines, rows, strict=True) if _is_word(cells) and not line.startswith("# "))
+    """The cells of each line, `-DOCSTART-` for a comment: `# ...` with other cells than the other lines. `#` may be a word."""
+    others = [(line, cells) for line, cells in zip(lines, rows, strict=True) if _is_word(cells) and not line.startswith("# ")]
+    counts, tabs = {len(cells) for _, cells in others}, any("\t" in line for line, _ in others)
 
     def is_comment(line: str, cells: list[str]) -> bool:
-        return line.startswith("# ") and bool(others) and (len(cells) not in others or "\t" in line and not tabs)
+        return bool(others) and line.startswith("# ") and (len(cells) not in counts or "\t" in line and not tabs)
 
     return [["-DOCSTART-"] if is_comment(line, cells) else cells for line, cells in zip(lines, rows, strict=True)]
 
@@ -103,21 +97,17 @@ def _columns(path: Path, lines: list[str], rows: list[list[str]], column: str | 
     rows = _without_comments(lines, rows)
     words: list[str] = []
     tags: list[str | None] = []
-    lengths, length = [], 0
-    for number, cells in enumerate(rows, 1):
-        if cells and cells[0] != "-DOCSTART-":
+    ends = [0]
+    for number, cells in enumerate([*rows, []], 1):
+        if _is_word(cells):
             if len(cells) < (2 if at is None else at + 1):
                 expected = "a word and its label" if at is None else f"at least {at + 1} cells"
                 raise format_error(path, number, lines[number - 1], expected)
             words.append(cells[0])
             tags.append(cells[-1 if at is None else at])
-            length += 1
-        elif length:
-            lengths.append(length)
-            length = 0
-    if length:
-        lengths.append(length)
-    return _chains(path, np.array(lengths, int), words, tags)
+        elif len(words) > ends[-1]:
+            ends.append(len(words))
+    return _chains(path, np.diff(ends), words, tags)
 
 
 def _piped(path: Path, lines: list[str], rows: list[list[str]]) -> Graphs:
@@ -136,9 +126,5 @@ def _chains(path: Path, lengths: np.ndarray, words: Sequence[str], tags: Sequenc
     if not len(lengths):
         raise format_error(path, None, "", "at least one sentence")
     ids, vocab = number_names(words)
-    if tags is None:
-        return from_lengths(lengths, input_id=ids, vocab=vocab)
-    numbers, names = number_names([*(tag for tag in tags if tag is not None)])
-    label = np.full(len(tags), -1, np.int32)
-    label[np.fromiter((tag is not None for tag in tags), bool, len(tags))] = numbers
+    label, names = (None, None) if tags is None else number_names(tags)
     return from_lengths(lengths, input_id=ids, vocab=vocab, label=label, label_names=names)

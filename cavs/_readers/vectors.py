@@ -3,7 +3,7 @@
 import gzip
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -40,54 +40,49 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
         FormatError: the file contains no vectors, or a line has no values, another number of values, or NaN or infinity.
         OSError: the file cannot be read.
     """
-    wanted = _Wanted(list(words))
+    names = list(words)
+    exact = {word: i for i, word in enumerate(names)}
+    lower: dict[str, list[int]] = {}
+    for i, word in enumerate(names):
+        if word.lower() != word:
+            lower.setdefault(word.lower(), []).append(i)
+    found = np.zeros(len(names), np.int8)  # 2: found as written, 1: found in lower case
+    rows: np.ndarray | None = None  # the first vector of the file determines the size
+    for number, line in _lines(path):
+        word, _, rest = line.partition(b" ")
+        name = word.decode("utf-8", "replace")
+        at, others = exact.get(name), lower.get(name, ())
+        if at is None and not others and (rows is not None or number == 1 and len(line.split()) == 2):
+            continue
+        cells = rest.split()
+        if rows is not None and len(cells) > rows.shape[1]:
+            continue  # some words of GloVe's largest files contain spaces, also before a number
+        try:
+            vector = np.array(cells, np.float32)
+        except ValueError:
+            vector = np.zeros(0, np.float32)
+        if rows is None and vector.size:
+            rows = np.zeros((len(names), vector.size), np.float32)
+        if rows is None or vector.size != rows.shape[1] or not np.isfinite(vector).all():
+            size = "" if rows is None else f"{rows.shape[1]} "
+            raise format_error(path, number, line, f"a word and then {size}finite values")
+        if at is not None:
+            rows[at], found[at] = vector, 2
+        for i in others:
+            if not found[i]:
+                rows[i], found[i] = vector, 1
+    if rows is None:
+        raise format_error(path, None, "", "a word and then its values on each line")
+    return Vectors(found > 0, rows)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a file, and their numbers."""
     try:
         with gzip.open(path, "rb") if os.fspath(path).lower().endswith(".gz") else open(path, "rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
                 if len(line) == LONGEST:
                     raise format_error(path, number, line, f"a word and then its values in less than {LONGEST} bytes")
-                wanted.parse(path, number, line)
+                yield number, line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise format_error(path, None, error, "a whole gzip file, as the name ends in .gz") from error
-    if wanted.rows is None:
-        raise format_error(path, None, "", "a word and then its values on each line")
-    return Vectors(wanted.found > 0, wanted.rows)
-
-
-class _Wanted:
-    """The words to look up, and the vectors found so far."""
-
-    def __init__(self, words: list[str]):
-        self.exact = {word: i for i, word in enumerate(words)}
-        self.lower: dict[str, list[int]] = {}
-        for i, word in enumerate(words):
-            if word.lower() != word:
-                self.lower.setdefault(word.lower(), []).append(i)
-        self.found = np.zeros(len(words), np.int8)  # 2: found as written, 1: found in lower case
-        self.rows: np.ndarray | None = None
-
-    def parse(self, path: Path, number: int, line: bytes) -> None:
-        """Stores the vector of line `number` if a word needs it. The first vector of the file determines the size."""
-        word, _, rest = line.partition(b" ")
-        name = word.decode("utf-8", "replace")
-        at, others = self.exact.get(name), self.lower.get(name, ())
-        first = self.rows is None and not (number == 1 and len(line.split()) == 2)
-        if at is None and not others and not first:
-            return
-        cells = rest.split()
-        if self.rows is not None and len(cells) > self.rows.shape[1]:
-            return  # some words of GloVe's largest files contain spaces, also before a number
-        try:
-            vector = np.array(cells, np.float32)
-        except ValueError:
-            vector = np.zeros(0, np.float32)
-        if self.rows is None and vector.size:
-            self.rows = np.zeros((len(self.found), vector.size), np.float32)
-        if self.rows is None or vector.size != self.rows.shape[1] or not np.isfinite(vector).all():
-            size = "" if self.rows is None else f"{self.rows.shape[1]} "
-            raise format_error(path, number, line, f"a word and then {size}finite values")
-        if at is not None:
-            self.rows[at], self.found[at] = vector, 2
-        for i in others:
-            if not self.found[i]:
-                self.rows[i], self.found[i] = vector, 1

@@ -86,7 +86,7 @@ class Recomputed(Generic[R]):
         self, fn: Callable[..., R], budget: int | str | None, static: tuple[int, ...], names: Names, saved: Any, offload: bool
     ) -> None:
         functools.update_wrapper(self, fn)
-        self._offload = offload
+        self._offload, self._name = offload, getattr(fn, "__name__", type(fn).__name__)
         self._fn, self._budget, self._static, self._names, self._saved = fn, budget, static, names, saved
         self._known: dict[Any, Any] = {}  # the plans that were compiled, as JSON, with their bytes
 
@@ -115,7 +115,7 @@ class Recomputed(Generic[R]):
         places = enumerate(closed.jaxpr.invars[len(consts) :])
         diff = [len(consts) + i for i, v in places if i < len(marks) and marks[i] and is_float(v)]
         search = self._search(closed, diff)
-        return Plan(self._name(), search, self._choose(search))
+        return Plan(self._name, search, self._choose(search))
 
     def verify(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Verified:
         """Compiles the function with its derivative and `compiler_options` of the plan. The arguments are those of `plan`.
@@ -131,9 +131,6 @@ class Recomputed(Generic[R]):
         search, point = plan._search, plan._point
         return Verified(point.peak, search.measure(point), None)
 
-    def _name(self) -> str:
-        return getattr(self._fn, "__name__", type(self._fn).__name__)
-
     @no_collections()
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], list[Any], Any]:
         dynamic = [x for i, x in enumerate(args) if i not in self._static]
@@ -147,7 +144,7 @@ class Recomputed(Generic[R]):
         for x in flat:
             if not isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic | bool | int | float | complex):
                 raise TypeError(
-                    f"{self._name()} (recompute): got an argument {x!r}; expected arrays. Write recompute(fn, "
+                    f"{self._name} (recompute): got an argument {x!r}; expected arrays. Write recompute(fn, "
                     "static_argnums=...) with the positions of such arguments."
                 )
         closed: Any
@@ -170,7 +167,7 @@ class Recomputed(Generic[R]):
             return search.saved(self._saved)
         if self._names:
             known = {name for region in search.cheap().regions.values() for name in region.kept.graph.named}
-            check_known(self._names, known | self._inside, f"recompute of {self._name()}")
+            check_known(self._names, known | self._inside, f"recompute of {self._name}")
         if self._budget is None and self._names:
             return search.cheap()
         if self._budget is None:
@@ -183,7 +180,7 @@ class Recomputed(Generic[R]):
             return point
         point = search.smallest() if self._budget == "min" else search.fastest(int(self._budget))
         if point is None:
-            raise BudgetError(_too_small(self._name(), int(self._budget), search))
+            raise BudgetError(_too_small(self._name, int(self._budget), search))
         self._known[key] = point.as_json(), search.compiled.get(point)
         return point
 

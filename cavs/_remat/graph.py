@@ -68,16 +68,6 @@ class Graph(Derivative):
         return {*self.invars, *self.consts}.difference(self.stored)
 
     @cached_property
-    def offloaded(self) -> set[Var]:
-        """The values that are kept in the memory of the host."""
-        return chosen(self.named, self.names, "offload")
-
-    @property
-    def float_outs(self) -> list[int]:
-        """The results whose cotangents enter the backward."""
-        return [i for i, x in enumerate(self.outs) if is_float(x)]
-
-    @cached_property
     def mark(self) -> str:
         """A hash of the function."""
         return mark(self.forward)
@@ -147,7 +137,7 @@ class Graph(Derivative):
         results = {v for e in again for v in e.outvars}
         repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
         forms = {v: found for v in keep if in_bits and (found := bits_of(v)) is not None}
-        host = (host | self.offloaded).intersection(keep)
+        host = (host | chosen(self.named, self.names, "offload")).intersection(keep)
         forms |= {v: on_host(v, forms.get(v)) for v in keep if v in host}
         return Kept(self, keep, in_bits, host, forms, list(read), again, repeated)
 
@@ -337,7 +327,7 @@ def with_derivative(closed: Any, keep: Keep, late: bool = True) -> Flat:
         outs, values = kept.run_forward(primals, late)
 
         def pull_back(values: list[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            each = [(kept.graph.outs[i], cotangents[i]) for i in kept.graph.float_outs]
+            each = [(x, g) for x, g in zip(kept.graph.outs, cotangents, strict=True) if is_float(x)]
             filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in each]
             grads = dict(zip(kept.graph.diff, sealed(kept, kept.pull_back(values, filled, late)), strict=True))
             return tuple(grads.get(i) for i in range(len(primals)))

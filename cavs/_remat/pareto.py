@@ -227,7 +227,9 @@ def fixed_values(graph: Graph) -> list[frozenset[Var]]:
     By hand, one would put `jax.checkpoint` around such blocks. With N blocks, the backward needs the values between the blocks,
     and those inside of one block at a time. The fewer values cross a cut, the better.
     """
-    crossing, inside = _crossing(graph), _inside(graph)
+    crossing, needs = _crossing(graph), set(graph.needs)
+    # For each equation, the bytes of what the backward reads of its results.
+    inside = [sum(kept_bytes(v) for v in e.outvars if v in needs) for e in graph.forward]
     found = (_cut(crossing, inside, sum(inside) / n) for n in _BLOCKS)
     return [values for values in dict.fromkeys(found) if values]
 
@@ -244,12 +246,6 @@ def _crossing(graph: Graph) -> list[frozenset[Var]]:
         alive = {v for v in alive if last[v] > i} | {v for v in e.outvars if last.get(v, -1) > i and v in made}
         found.append(frozenset(alive))
     return found
-
-
-def _inside(graph: Graph) -> list[int]:
-    """Returns for each equation the bytes of what the backward reads of its results."""
-    needs = set(graph.needs)
-    return [sum(kept_bytes(v) for v in e.outvars if v in needs) for e in graph.forward]
 
 
 def _cut(crossing: list[frozenset[Var]], inside: list[int], most: float) -> frozenset[Var]:

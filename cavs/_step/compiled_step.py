@@ -20,7 +20,7 @@ from cavs._run.tune import Tuned, tune_tasks
 from cavs._run.tune_traced import launches_in, settle, tasks_of, unable
 from cavs._schedule.schedule import Schedule
 from cavs._step.background import Background
-from cavs._step.concurrent_jit import Concurrent, in_turn
+from cavs._step.concurrent_jit import Concurrent, in_turn, shapes_of
 from cavs._step.donated_state import DonatedState
 from cavs._step.host_memory import keeps_much, return_unused
 from cavs._step.stacks import OneStep, divided, run_filled
@@ -69,7 +69,7 @@ class Step(Generic[State, Metrics]):
         self._seconds = tune
 
     def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
-        key = _key(batches)
+        key = shapes_of(batches)
         new = key not in self._known
         if new:
             _check(state, batches)
@@ -186,9 +186,7 @@ class Step(Generic[State, Metrics]):
         state, metrics = self._fun(state, tree)
         return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
 
-    def compile_ahead(
-        self, state: PyTree, examples: Sequence[PyTree], others: Mapping[Hashable, Callable[[], Any]] | None = None
-    ) -> None:
+    def compile_ahead(self, state: PyTree, examples: Sequence[PyTree]) -> None:
         """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
 
         No layouts are timed for them, as the GPU may be training. To tune, call the step with one batch before.
@@ -196,34 +194,23 @@ class Step(Generic[State, Metrics]):
         Args:
             state: the state, or `jax.ShapeDtypeStruct`s.
             examples: batches of the shapes to come, or `jax.ShapeDtypeStruct`s.
-            others: functions that return what `jax.jit(fun).lower` does, to compile afterwards, by the name for
-                `background.wait`.
         """
         like = jax.tree.map(_struct, state)
-        todo = {key: x for x in examples if (key := _key(x)) not in self._known and key not in self.background}
+        todo = {key: x for x in examples if (key := shapes_of(x)) not in self._known and key not in self.background}
 
-        def settled(batches: PyTree) -> Any:
+        def lowered(batches: PyTree) -> Callable[[], None]:
             self._settle(self._program(batches), like, batches, timed=False)  # the GPU may be training
-            return self.lower(like, batches)
-
-        lower: dict[Hashable, Callable[[], Any]] = {key: functools.partial(settled, x) for key, x in todo.items()}
-        lower |= others or {}
-
-        def compiling(lower: Callable[[], Any]) -> Callable[[], None]:
-            lowered = lower()
+            found = self.lower(like, batches)
 
             def compile_it() -> None:
-                lowered.compile()  # a later call finds the code
+                found.compile()  # a later call finds the code
                 return_unused()
 
             return compile_it
 
-        work = {key: functools.partial(compiling, one) for key, one in lower.items()}
+        work = {key: functools.partial(lowered, x) for key, x in todo.items()}
         if work:
-            self.background.start(work, self._watch, len(self._known) + len(work))
-
-    def _watch(self, now: tuple[int, int] | None) -> None:
-        self.compiling = now
+            self.background.start(work, functools.partial(setattr, self, "compiling"), len(self._known) + len(work))
 
     def _compile_others(self, state: PyTree, batches: PyTree) -> None:
         """Compiles in the background what the loader will yield in this epoch, while training goes on."""
@@ -280,11 +267,6 @@ def _check(state: PyTree, batches: PyTree) -> None:
 
 def _mesh(batches: PyTree) -> Mesh | None:
     return batches.mesh if isinstance(batches, Batches) else None
-
-
-def _key(batches: PyTree) -> Hashable:
-    leaves, treedef = jax.tree.flatten(batches)
-    return treedef, *((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
 
 
 def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

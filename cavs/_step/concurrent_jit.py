@@ -119,12 +119,17 @@ class Concurrent(Generic[P, R]):
             return self._on_cpu
         if not self._target.is_gpu:
             return self._launching
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        key = tree, *((x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves)
+        key = shapes_of((args, kwargs))
         if key not in self._chosen:
             jaxpr = self.trace(*args, **kwargs).jaxpr  # both functions share what JAX traces
             self._chosen[key] = self._launching if has_launches(jaxpr.eqns) else self._looping
         return self._chosen[key]
+
+
+def shapes_of(tree: PyTree) -> Hashable:
+    """Returns the structure of a pytree, and the shapes and dtypes of its leaves, or their types."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, *((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
 
 
 def in_turn(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:

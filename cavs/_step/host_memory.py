@@ -1,7 +1,6 @@
 """`keep_host_memory`: training steps on a CPU reuse their memory instead of returning it to the system."""
 
 import ctypes
-import functools
 import os
 import resource
 import sys
@@ -38,8 +37,8 @@ def keep_host_memory() -> bool:
     Returns:
         Whether the setting was made. `False` on systems other than Linux with glibc, and if JAX will use a GPU.
     """
-    libc = _glibc()
-    if libc is None or not starts_on_cpu():
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if not hasattr(libc, "gnu_get_libc_version") or libc is None or not starts_on_cpu():
         return False
     _kept.append(libc)
     # Arenas but the first map large memory from the system, whatever the other options say. The first is that of Python's main
@@ -82,11 +81,3 @@ def keeps_much() -> bool:
         return False
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * resource.getpagesize() > MUCH
-
-
-@functools.cache
-def _glibc() -> ctypes.CDLL | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "gnu_get_libc_version") else None

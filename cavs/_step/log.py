@@ -9,12 +9,13 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from cavs._feed.loader import Loader
+from cavs._graphs.arguments import optional_module
 from cavs._graphs.pytree import PyTree
 from cavs._readers.files import check_path
 
@@ -86,7 +87,7 @@ class Log:
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._error: list[BaseException] = []
         self._thread: threading.Thread | None = None
-        self._report = _Report(writers, _as_dict if metrics is None else metrics)
+        self._report = _Report(writers, metrics or (lambda values: values if isinstance(values, dict) else {"loss": values}))
         size, sizes = loader._sampler.size, loader._sampler.sizes
         self._vertices = {} if size is None else {"vertices": size * float(sizes.mean())}
         self._left: Record | None = None  # about the results since the last report
@@ -211,10 +212,6 @@ def _run(work: "queue.SimpleQueue[Any]", report: _Report, error: list[BaseExcept
             error.append(e)
 
 
-def _as_dict(values: Any) -> dict[str, Any]:
-    return values if isinstance(values, dict) else {"loss": values}
-
-
 def json_lines(path: str | Path) -> Write:
     """A writer of [`cavs.data.Log`][]: appends each report to a file as a line of JSON. NaN and infinity become null.
 
@@ -233,11 +230,6 @@ def json_lines(path: str | Path) -> Write:
     return write
 
 
-class _SummaryWriter(Protocol):
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object: ...
-    def close(self) -> object: ...
-
-
 def tensorboard(folder: str | Path) -> Write:
     """A writer of [`cavs.data.Log`][]: writes event files, which `tensorboard --logdir FOLDER` shows.
 
@@ -246,13 +238,10 @@ def tensorboard(folder: str | Path) -> Write:
     Raises:
         ModuleNotFoundError: the package tensorboardX is missing.
     """
-    try:
-        from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(MSG_TENSORBOARD) from error
+    package = optional_module("tensorboardX", MSG_TENSORBOARD)
     if jax.process_index():
         return lambda record: None
-    events: _SummaryWriter = SummaryWriter(str(folder), flush_secs=FLUSH)
+    events = package.SummaryWriter(str(folder), flush_secs=FLUSH)
     atexit.register(events.close)
 
     def write(record: Record) -> None:

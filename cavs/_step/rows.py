@@ -67,7 +67,7 @@ def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
 
     def backward(ids: jax.Array, ct: jax.Array) -> tuple[jax.Array, None]:
         with unchecked():
-            every, found = gathered(*_distinct(untyped(ids), untyped(ct), len(table)), axes)
+            every, found = (lax.all_gather(x, axes) for x in _distinct(untyped(ids), untyped(ct), len(table)))
             return added(jnp.zeros(table.shape, table.dtype), every, found), None
 
     read.defvjp(forward, backward)
@@ -79,11 +79,6 @@ def _distinct(ids: jax.Array, gradients: jax.Array, size: int) -> tuple[jax.Arra
     ids, place = jnp.where(ids < 0, size, ids), jnp.arange(len(ids), dtype=jnp.int32)
     first = jnp.full(size, len(ids), jnp.int32).at[ids].min(place, mode="drop").at[ids].get(mode="fill", fill_value=len(ids))
     return jnp.where(first == place, ids, size), jnp.zeros_like(gradients).at[first].add(gradients, mode="drop")
-
-
-def gathered(ids: jax.Array, gradients: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
-    """Gathers the ids (D, U) and gradients (D, U, ...) of all devices. For code that is `unchecked`."""
-    return lax.all_gather(ids, axes), lax.all_gather(gradients, axes)
 
 
 def added(table: jax.Array, ids: jax.Array, gradients: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from cavs._memory.compare_parts import check_parts
 from cavs._memory.divided import Collate, Loss
 from cavs._memory.plan_batch import BatchPlan, chosen, divided
 from cavs._memory.search import BatchGradient
+from cavs._step.concurrent_jit import shapes_of
 
 OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 State = TypeVar("State")
@@ -55,8 +56,7 @@ class StepInBudget(Generic[State, Metrics]):
                 "step: batch: got batches of a Loader, which are scheduled already; expected cavs.Graphs or arrays, as memory "
                 "is given. Write step(state, graphs), or Loader(graphs, size, parts=...) and no memory."
             )
-        leaves, tree = jax.tree.flatten(batch)
-        key = len(batch) if isinstance(batch, Graphs) else (tree, *((x.shape, str(x.dtype)) for x in leaves))
+        key = len(batch) if isinstance(batch, Graphs) else shapes_of(batch)
         if key not in self._known:
             self._known[key] = self._search(state, batch)
         return self._known[key]

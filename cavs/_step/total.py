@@ -12,17 +12,6 @@ from cavs._jaxpr.names import WHOLE_BATCH
 from cavs._run.manual_axes import checked_axes, devices
 
 
-def _across(x: jax.Array) -> jax.Array:
-    """Adds up `x` over the devices of the `shard_map` that is being traced, and marks the sum as one over the whole batch.
-
-    The mark is an equation that does nothing. `cavs.memory.sub_batched` finds it in the traced loss and adds up the parts.
-    """
-    axes, _ = devices()
-    if axes:
-        x = lax.psum(vary(x, axes) if checked_axes() else x, axes)
-    return checkpoint_name(x, WHOLE_BATCH)
-
-
 def total(x: ArrayLike) -> jax.Array:
     """Sums an array over all its elements, and over the whole batch: all devices of a step, all parts of a memory plan.
 
@@ -39,7 +28,11 @@ def total(x: ArrayLike) -> jax.Array:
     Returns:
         A scalar, the same on all devices and in all parts.
     """
-    return _across(jnp.sum(as_array(x, "total: x")))
+    found, (axes, _) = jnp.sum(as_array(x, "total: x")), devices()
+    if axes:
+        found = lax.psum(vary(found, axes) if checked_axes() else found, axes)
+    # An equation that does nothing. `cavs.memory.sub_batched` finds it in the traced loss, and adds up the parts.
+    return checkpoint_name(found, WHOLE_BATCH)
 
 
 def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:

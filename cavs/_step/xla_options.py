@@ -38,14 +38,9 @@ _OPTIONS: dict[str, Any] = {
 
 def options_of(mesh: Mesh | None) -> dict[str, Any]:
     """Returns the options of XLA for a step on the devices of a mesh, without those that the user set in `XLA_FLAGS`."""
-    if mesh is None or not _one_host(mesh):
+    devices = [] if mesh is None else list(mesh.devices.flat)
+    nvidia = all(device.platform == "gpu" and device.device_kind.startswith("NVIDIA") for device in devices)
+    one_host = len(devices) > 1 and len({device.process_index for device in devices}) == 1
+    if not (one_host and nvidia and jax.__version_info__ >= (0, 11)):  # they were tried with this version of XLA
         return {}
     return {name: value for name, value in _OPTIONS.items() if name not in os.environ.get("XLA_FLAGS", "")}
-
-
-def _one_host(mesh: Mesh) -> bool:
-    """Returns whether these are several NVIDIA GPUs of one process, with a version of XLA for which the options were tried."""
-    devices = list(mesh.devices.flat)
-    processes = {device.process_index for device in devices}
-    nvidia = all(device.platform == "gpu" and device.device_kind.startswith("NVIDIA") for device in devices)
-    return len(devices) > 1 and len(processes) == 1 and nvidia and jax.__version_info__ >= (0, 11)

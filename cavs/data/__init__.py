@@ -7,9 +7,14 @@ from cavs._feed.batches import Batches as Batches
 from cavs._feed.loader import Loader as Loader
 from cavs._feed.settings import Sample as Sample
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
-from cavs._fit.folder import KeeperError as KeeperError, new_folder as new_folder
 from cavs._fit.keeper import Keeper as Keeper
-from cavs._fit.kept import Evaluated as Evaluated, read_run as read_run, restore_best as restore_best
+from cavs._fit.kept import (
+    Evaluated as Evaluated,
+    KeeperError as KeeperError,
+    new_folder as new_folder,
+    read_run as read_run,
+    restore_best as restore_best,
+)
 from cavs._fit.labels import (
     ConfusionMatrix as ConfusionMatrix,
     Found as Found,
@@ -27,7 +32,6 @@ from cavs._fit.report import (
 from cavs._fit.softmax import softmax_loss as softmax_loss
 from cavs._fit.texts import (
     graph_of as graph_of,
-    is_root as is_root,
     label_names as label_names,
     named as named,
     phrases_of as phrases_of,
@@ -36,6 +40,7 @@ from cavs._fit.texts import (
     with_labels as with_labels,
     words_of as words_of,
 )
+from cavs._graphs.facts import is_root as is_root
 from cavs._readers.examples import example as example
 from cavs._run.tune import Tuned as Tuned
 from cavs._step.compile_cache import cache_compiled as cache_compiled, compile_quickly as compile_quickly

@@ -50,36 +50,27 @@ def read_parts(kind: Any, options: RunOptions, read: Callable[[str, str], Any]) 
     for name, some in paths.items():
         for path in some:
             check_file(name, path)
-    parts = {name: _joined([read(path, name) for path in some]) for name, some in paths.items()}
+    parts = {name: jax.tree.map(_joined, *(read(path, name) for path in some)) for name, some in paths.items()}
     if "dev" in parts:
         return parts
-    count = len(_first(parts["train"]))
+    count = len(jax.tree.leaves(parts["train"])[0])
     if count < 2:
         where = options.train[0]
         raise Mistake(f"FILE: got {where} with 1 {kind.noun}; expected at least 2, because 1 is held out. Or write --dev FILE.")
     order, held = np.random.default_rng([options.seed, 1]).permutation(count), max(1, round(HELD_OUT * count))
-    train, dev = (_taken(parts["train"], np.sort(some)) for some in (order[held:], order[:held]))
+    some = (np.sort(numbers) for numbers in (order[held:], order[:held]))
+    train, dev = (jax.tree.map(lambda graphs, i=i: graphs[i], parts["train"]) for i in some)
     return {"train": train, "dev": dev} | {name: part for name, part in parts.items() if name != "train"}
 
 
-def _first(part: Any) -> cavs.Graphs:
-    return part[0] if isinstance(part, tuple) else part
-
-
-def _taken(part: Any, index: np.ndarray) -> Any:
-    return tuple(graphs[index] for graphs in part) if isinstance(part, tuple) else part[index]
-
-
-def _joined(read: Sequence[Any]) -> Any:
+def _joined(*read: cavs.Graphs) -> cavs.Graphs:
     """Several files as one. Words and labels are numbered anew."""
     if len(read) == 1:
         return read[0]
-    if isinstance(read[0], tuple):
-        return tuple(_joined(side) for side in zip(*read, strict=True))
     labels = cavs.data.label_names(read)
-    read = [cavs.data.with_labels(graphs, labels) if graphs.label_names is not None else graphs for graphs in read]
+    every = [cavs.data.with_labels(graphs, labels) if graphs.label_names is not None else graphs for graphs in read]
     try:
-        return cavs.Graphs.concat(dataclasses.replace(g, kind=None, kind_names=None) for g in read)
+        return cavs.Graphs.concat(dataclasses.replace(g, kind=None, kind_names=None) for g in every)
     except ValueError as error:
         raise Mistake(f"FILE: {error}") from error
 

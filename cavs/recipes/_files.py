@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -83,8 +82,6 @@ def opened(out: str | None) -> Iterator[TextIO]:
     text = io.StringIO()
     yield text
     try:
-        with open(out, "w", encoding="utf-8") as file:
-            text.seek(0)
-            shutil.copyfileobj(text, file)
+        Path(out).write_text(text.getvalue(), encoding="utf-8")
     except OSError as error:
         raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error

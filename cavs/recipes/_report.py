@@ -57,7 +57,7 @@ class Messages:
         """Describes the data, the model, and a resumed run."""
         options, facts = recipe.options, recipe.facts
         source = ", ".join(options.train) or "the reviews shipped with cavs"
-        sizes = [f"{_length(part):,} {PARTS[name]}" for name, part in run.data.parts.items()]
+        sizes = [f"{len(jax.tree.leaves(part)[0]):,} {PARTS[name]}" for name, part in run.data.parts.items()]
         known = [f"{len(facts[name]):,} {name}" for name in ("words", "labels") if name in facts]
         self.print(f"[bold]{escape(source)}[/]: {recipe.noun}s: {', '.join(sizes)}; {', '.join(known)}")
         size = sum(math.prod(x.shape) for x in jax.tree.leaves(run.like))
@@ -141,10 +141,6 @@ class Messages:
         lines += [(f"train --resume {folder} --epochs {2 * recipe.options.epochs}", "train longer")]
         for words, what in lines:
             self.print(f"  {escape(self.command)} {escape(words):44}  [dim]{what}[/]")
-
-
-def _length(part: Any) -> int:
-    return len(part[0]) if isinstance(part, tuple) else len(part)
 
 
 def _results(recipe: Any, parts: Mapping[str, Any], results: Mapping[str, dict[str, float]]) -> Table:
