@@ -98,10 +98,10 @@ def _sizes(quick: bool, device: str) -> list[Case]:
 
 
 def _grid(quick: bool, device: str) -> list[Case]:
-    """Four models over hidden and batch sizes, chosen before they were measured, against the closest peers."""
+    """Five models over hidden and batch sizes, chosen before they were measured, against the closest peers."""
     sizes = ((512, 16), (256, 64), (1024, 64), (512, 256), (2048, 16), (64, 16), (256, 1), (1024, 1), (64, 1024), (256, 256))
-    models = (("tree_lstm", "sst"), ("tree_fc", "complete-64"), ("lstm", "fixed-64"), ("child_sum", "dependency"))
-    return [_case(*m, h, b) for h, b in sizes for m in models]
+    models = (("tree_lstm", "sst"), ("tree_fc", "complete-64"), ("lstm", "fixed-64"), ("gru", "fixed-64"))
+    return [_case(*m, h, b) for h, b in sizes for m in (*models, ("child_sum", "dependency"))]
 
 
 def _mixtures(quick: bool, device: str) -> list[Case]:
@@ -125,6 +125,7 @@ CLOSEST = {
     "tree_lstm": ("cavs", "torch_triton_graph"),
     "tree_fc": ("cavs", "torch_triton_graph"),
     "lstm": ("cavs", "torch_packed_graph", "jax_cudnn_rnn"),
+    "gru": ("cavs", "torch_packed_graph"),
     "child_sum": ("cavs", "torch_edges"),
     "bilstm": ("cavs", "torch_packed_bilstm"),
     "char_bilstm": ("cavs", "torch_packed_bilstm"),

@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from bench.cells import APPLICATIONS, BASIC, CELLS, TAGGERS, TREES
+from bench.cells import APPLICATIONS, BASIC, CELLS, RNNS, TAGGERS, TREES
 
 PRECISIONS = ("fp32", "tf32", "bf16")  # of products; only fp32 on a CPU
 DYNET_LIKE = (*BASIC, "td_rnn", "rvnn")
@@ -78,9 +78,9 @@ def _torch(module, cls, cells=BASIC, needs=("torch",), gpu=False, **more):
 
 
 def _cudnn(cls, gpu=False, padded=False, slow=False):
-    """An LSTM in PyTorch, over packed or padded sequences."""
+    """An LSTM or a GRU in PyTorch, over packed or padded sequences."""
     options = {"padded": True} if padded else {}
-    return _torch("torch_packed_lstm", cls, ("lstm",), gpu=gpu, slow=slow, precisions=PRECISIONS, options=options)
+    return _torch("torch_packed_lstm", cls, RNNS, gpu=gpu, slow=slow, precisions=PRECISIONS, options=options)
 
 
 def _triton(cls):

@@ -68,6 +68,12 @@ def test_ours_and_torch_agree_in_every_application(cell):
     assert_agree(cases.Case(cell, suites.SHAPE[cell], 8, 2, 8), "cavs", *names, *others, count=1)
 
 
+@pytest.mark.parametrize("name", ["torch_packed_lstm", "torch_padded_lstm"])
+def test_ours_and_torch_agree_in_a_gru(name):
+    pytest.importorskip("torch", reason="pip install torch")
+    assert_agree(cases.Case("gru", "chains", 8, 3, 5), "cavs", name)
+
+
 def test_ours_and_torch_agree_over_any_fan_in():
     pytest.importorskip("torch", reason="pip install torch")
     assert_agree(cases.Case("child_sum", "dependency", 8, 3, 8), "cavs", "torch_edges")

@@ -1,11 +1,12 @@
-"""Peer: torch.nn.LSTM over packed sequences (or, with `padded=True`, over padded ones); cell "lstm" only.
+"""Peer: torch.nn.LSTM or torch.nn.GRU over packed sequences (or, with `padded=True`, over padded ones).
 
     pip install torch
 
 What most PyTorch users run on sequences of unequal length. Inside the clock: padding the words,
-packing them, look-up, nn.LSTM, loss over all positions, autograd, SGD. Packing comes before the
-look-up, so that no padding is ever embedded. nn.LSTM's second bias is held at zero: one bias, as
-in the other systems. In a run in bf16 weights, states and updates are bf16, the loss float32.
+packing them, look-up, the layer, loss over all positions, autograd, SGD. Packing comes before the
+look-up, so that no padding is ever embedded. The second bias is held at zero, but for the part of
+a GRU's that its reset gate multiplies: one bias, as in the other systems. In a run in bf16 weights,
+states and updates are bf16, the loss float32.
 """
 
 import numpy as np
@@ -13,22 +14,25 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from bench.peers import torch_dtype
-from bench.peers.torch_peer import IGNORED, Autograd, InCudaGraph, load_lstm, of_lstm
+from bench.peers.torch_peer import IGNORED, Autograd, InCudaGraph, load_gru, load_lstm, of_gru, of_lstm
+
+LAYERS = {"lstm": (torch.nn.LSTM, load_lstm, of_lstm), "gru": (torch.nn.GRU, load_gru, of_gru)}
 
 
 class TorchPackedLSTM(Autograd):
-    """An LSTM language model's body on nn.LSTM."""
+    """A language model's body on nn.LSTM or nn.GRU."""
 
     def __init__(self, cell, params, threads=2, padded=False, device="cpu"):
         super().__init__(cell, params, threads, device)
         self._padded = padded
-        ours = {k: self._p.pop(k).detach() for k in "wub"}
-        self._lstm = torch.nn.LSTM(len(ours["w"]), len(ours["u"]), batch_first=True, device=self._device, dtype=torch_dtype())
-        load_lstm(self._lstm, ours)
-        self._weights = [*(w for w in self._lstm.parameters() if w.requires_grad), self._p["out_w"], self._p["out_b"]]
+        layer, load, self._of_layer = LAYERS[cell]
+        ours = {k: self._p.pop(k).detach() for k in "wubd" if k in self._p}
+        self._layer = layer(len(ours["w"]), len(ours["u"]), batch_first=True, device=self._device, dtype=torch_dtype())
+        load(self._layer, ours)
+        self._weights = [*(w for w in self._layer.parameters() if w.requires_grad), self._p["out_w"], self._p["out_b"]]
 
     def _ours(self):
-        return self._p | of_lstm(self._lstm)
+        return self._p | self._of_layer(self._layer)
 
     def schedule(self, batch):
         return pad(batch) if self._padded else _pack(batch)
@@ -36,18 +40,18 @@ class TorchPackedLSTM(Autograd):
     def _net(self, batch):
         if self._padded:
             both, _ = pad(batch)
-            forward = lambda x: self._lstm(x.view(*both.shape[:2], -1))[0].flatten(0, 1)  # noqa: E731
+            forward = lambda x: self._layer(x.view(*both.shape[:2], -1))[0].flatten(0, 1)  # noqa: E731
             words, labels = both.view(-1, 2).t().contiguous().numpy()
             return words, forward, labels
         packed = _pack(batch)
         # The batch sizes stay on the host; the two permutations are not needed, as all rows are read out in packed order.
-        forward = lambda x: self._lstm(PackedSequence(x, packed.batch_sizes))[0].data  # noqa: E731
+        forward = lambda x: self._layer(PackedSequence(x, packed.batch_sizes))[0].data  # noqa: E731
         words, labels = packed.data.t().contiguous().numpy()
         return words, forward, labels
 
 
 class TorchPackedCudaGraph(InCudaGraph, TorchPackedLSTM):
-    """cuDNN's LSTM over packed sequences, or with `padded=True` over padded ones."""
+    """cuDNN's LSTM or GRU over packed sequences, or with `padded=True` over padded ones."""
 
 
 def _pack(batch):

@@ -167,7 +167,7 @@ def from_torch(w):
     return swap_og(w.t()).contiguous()
 
 
-NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih"}  # of an LSTM's parameters in PyTorch
+NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih"}  # of the parameters in PyTorch
 
 
 def load_lstm(module, values, suffix="_l0"):
@@ -181,3 +181,19 @@ def load_lstm(module, values, suffix="_l0"):
 def of_lstm(module, suffix="_l0"):
     """The inverse of `load_lstm`."""
     return {ours: from_torch(getattr(module, theirs + suffix)) for ours, theirs in NAMES.items()}
+
+
+def load_gru(module, values):
+    """Copies our `w`, `u`, `b` and `d` to nn.GRU. Of its second bias only what the reset gate multiplies, `d`, trains."""
+    first = torch.cat([torch.zeros_like(values["d"]), torch.zeros_like(values["d"])])
+    with torch.no_grad():
+        for ours, theirs in NAMES.items():
+            getattr(module, theirs + "_l0").copy_(values[ours].t())
+        module.bias_hh_l0.copy_(torch.cat([first, values["d"]]))
+    module.bias_hh_l0.register_hook(lambda gradient: torch.cat([first, gradient[len(first) :]]))
+
+
+def of_gru(module):
+    """The inverse of `load_gru`."""
+    found = {ours: getattr(module, theirs + "_l0").t().contiguous() for ours, theirs in NAMES.items()}
+    return found | {"d": module.bias_hh_l0[len(module.bias_hh_l0) // 3 * 2 :]}
