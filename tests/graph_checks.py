@@ -17,7 +17,11 @@ def check_graphs(graphs: Graphs) -> None:
     ids = ((graphs.kind, graphs.kind_names, 0), (graphs.label, graphs.label_names, -1), (graphs.input_id, graphs.vocab, -1))
     for values, names, low in ids:
         if values is not None:
-            assert len(values) == len(graphs.height) and values.dtype == np.int32
+            assert len(values) == len(graphs.height)
+            if values is graphs.label and (values.ndim > 1 or values.dtype != np.int32):  # numbers that are no ids
+                assert names is None
+                continue
+            assert values.dtype == np.int32
             high = 2**31 - 1 if names is None else len(names) - 1
             assert all(low <= value <= high for value in values.tolist())
         assert names is None or len(set(names)) == len(names) and all(type(name) is str for name in names)

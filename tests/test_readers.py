@@ -58,6 +58,12 @@ def test_a_file_without_graphs_gives_none(tmp_path, name, text):
     assert len(cavs.read(tmp_path / "b.jsonl")) == len(cavs.read(tmp_path / "b.npz")) == 0
 
 
+def test_labels_that_are_booleans_are_written_as_numbers(tmp_path):
+    write_edges(cavs.from_lengths([2], label=[True, False], graph_label=[True]), tmp_path / "b.jsonl")
+    again = cavs.read(tmp_path / "b.jsonl")
+    assert again.label.tolist() == [1, 0] and again.graph_label.tolist() == [1]
+
+
 def test_a_missing_file_is_an_os_error(tmp_path):
     for suffix in (*GOOD, ".npz", ".txt.gz"):
         with pytest.raises(FileNotFoundError):
