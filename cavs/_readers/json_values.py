@@ -76,9 +76,9 @@ def id_values(ids: np.ndarray, names: Names) -> list[Any]:
 def as_values(array: np.ndarray) -> list[Any]:
     """The rows of an array for JSON, `None` for a row with NaN. Booleans are 0 and 1, as a reader expects numbers."""
     array = array.astype(np.int64) if array.dtype == bool else array
-    missing = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
-    missing = missing.any(tuple(range(1, missing.ndim)))
-    return [None if gone else value for gone, value in zip(missing.tolist(), array.tolist(), strict=True)]
+    missing: Any = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
+    missing = missing.any(tuple(range(1, missing.ndim))).tolist()
+    return [None if gone else value for gone, value in zip(missing, array.tolist(), strict=True)]
 
 
 def rows_for_json(rows: np.ndarray, name: str) -> list[Any]:
