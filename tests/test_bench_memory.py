@@ -137,6 +137,7 @@ def test_the_model_in_pytorch_has_the_same_loss(variant, monkeypatch):
     assert float(ours) == pytest.approx(record_of(torch_nmt.echo("nmt", "small", variant, 1))["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_committed_tables_are_those_of_the_committed_results(tmp_path):
     for path in store.RESULTS.glob("memory-*.json"):
         (tmp_path / path.name).write_text(path.read_text())

@@ -77,7 +77,7 @@ def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any, monk
     assert [line[1] for line in got[:4]] == [*(target for _, target in known), ""]
 
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)  # another test may have imported it
+        patch.setitem(sys.modules, "sacrebleu.metrics", None)  # another test may have imported it
         assert cli.main(["evaluate", out, path, "--json"]) == 2
     assert "sacrebleu is not installed" in capsys.readouterr().err
     pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")

@@ -195,6 +195,7 @@ def test_long_loops_run_in_chunks(length, reverse):
     assert point.bytes < 0.6 * x.nbytes  # less than the states of all steps
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_the_derivative():
     loss, params, batch = case("nmt")
     for budget in (None, "min"):

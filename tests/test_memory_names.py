@@ -94,6 +94,7 @@ def test_a_saved_plan_is_replayed(fn, budget, tmp_path):
         cavs.memory.recompute(fn, plan=tmp_path / "plan.json").plan(W, X[:20])
 
 
+@pytest.mark.slow
 def test_a_saved_batch_plan_is_loaded(tmp_path):
     plan = cavs.memory.plan(loss, PARAMS, GRAPHS, parts=4, names={"out": "recompute"})
     plan.save(tmp_path / "plan.json")

@@ -19,6 +19,7 @@ from cavs.kernels import native_unavailable
 from cavs.kernels._cpu import library
 from tests.odd_graphs import BATCHES
 from tests.programs import CASES, IN_FORESTS, PROGRAMS
+from tests.slow import few
 from tests.truth import batch_inputs, call, gradients, sched, truth
 from tests.vertex_functions import COPYING, copying
 
@@ -76,7 +77,9 @@ def _complete(height: int) -> list[int]:
     return [*parents, -1]
 
 
-@pytest.mark.parametrize(("name", "batch", "switch"), [(*case, contextlib.nullcontext) for case in TABLE] + UNDER_DISABLE_JIT)
+@pytest.mark.parametrize(
+    ("name", "batch", "switch"), few([(*case, contextlib.nullcontext) for case in TABLE] + UNDER_DISABLE_JIT, 14)
+)
 def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str, switch: Any) -> None:
     function, graphs = PROGRAMS[name].function, BATCHES[batch]
 

@@ -83,7 +83,8 @@ def test_leaves_may_scatter_what_float16_does_not_hold(monkeypatch: pytest.Monke
 
 @INTERPRETER
 @pytest.mark.parametrize(
-    ("precision", "name"), [("bf16", "ChildSumTreeLSTM"), *(("f16", name) for name in ("BinaryTreeLSTM", "unread state"))]
+    ("precision", "name"),
+    few([("bf16", "ChildSumTreeLSTM"), *(("f16", name) for name in ("BinaryTreeLSTM", "unread state"))], 2),
 )
 def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
     """What they read is stored so, too, and only there where nothing else reads it; sums and maths stay in float32."""

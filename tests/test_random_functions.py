@@ -39,6 +39,7 @@ def test_engine_native_is_the_loop_over_vertices(seed: int) -> None:
 
 
 @pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
+@pytest.mark.slow
 def test_engine_native_with_a_kind_without_children() -> None:
     """Its arrays are empty. XLA lost the attributes of the library's call when it simplified them."""
     case = random_case(2, "native", float32=True)

@@ -67,7 +67,7 @@ def test_blocks_equal_the_loop_over_vertices(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "seed"), [*(("scan", seed) for seed in (0, 2)), pytest.param(INTERPRET, 0, marks=INTERPRETER)]
+    ("engine", "seed"), few([*(("scan", seed) for seed in (0, 2)), pytest.param(INTERPRET, 0, marks=INTERPRETER)], 1)
 )
 def test_random_functions_in_blocks(engine: str, seed: int) -> None:
     case = random_case(seed, engine, float32=engine != "scan")

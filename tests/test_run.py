@@ -73,7 +73,7 @@ def gradients(name: str, batch: str, schedule: cavs.Schedule, params: Any, input
     return (params, inputs), jax.tree.map(lambda x: x[:rows], pushes)
 
 
-@pytest.mark.parametrize(("name", "batch"), few(TABLE, 34))
+@pytest.mark.parametrize(("name", "batch"), few(TABLE, 24))
 def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) -> None:
     program = PROGRAMS[name]
     grads, pushes = gradients(name, batch, sched(batch), program.params, batch_inputs(name, batch))

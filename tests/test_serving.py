@@ -93,6 +93,7 @@ def test_any_batch_of_trees_through_one_file() -> None:
         np.testing.assert_allclose(got["mean"], want["mean"][numbers], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_server_of_dags_with_kinds() -> None:
     names, kind = ("a", "b", "c"), np.arange(29, dtype=np.int32) * 2 % 3
     dags = joined([random_dag(n, (1, 2, 5), seed=n) for n in (6, 9, 14)])

@@ -13,8 +13,7 @@ from cavs._feed.plan import Member, Pick
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted, suggestion
-from cavs._graphs.facts import is_root
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, is_root
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of

@@ -1,11 +1,8 @@
 """Facts about the graphs of a data set that decide the padded shapes of its batches, computed once."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from cavs._graphs.graphs import Graphs
 
 # Up to this many children per vertex, a task of W vertices simply has room for W * fan-in edges.
 SMALL_FAN_IN = 4
@@ -27,23 +24,16 @@ def arity_of(num_children: np.ndarray) -> int:
     return arity if arity <= SMALL_FAN_IN and ((num_children == 0) | (num_children == arity)).all() else 0
 
 
-def is_root(graphs: "Graphs") -> np.ndarray:
-    """Returns which vertices have no parent, bool[V]."""
-    found = np.ones(graphs.num_vertices, bool)
-    found[graphs._edges[1]] = False
-    return found
-
-
-def facts_of(graphs: "Graphs") -> Facts:
-    """Returns the facts about graphs."""
-    begin = graphs.vertex_offsets[:-1]
-    sizes, num_children = np.diff(graphs.vertex_offsets), np.diff(graphs.child_offsets)
+def facts_of(vertex_offsets: np.ndarray, child_offsets: np.ndarray, height: np.ndarray, root: np.ndarray) -> Facts:
+    """Returns the facts about graphs, given which vertices have no parent."""
+    begin = vertex_offsets[:-1]
+    sizes, num_children = np.diff(vertex_offsets), np.diff(child_offsets)
     if not len(sizes):
         return Facts(sizes, num_children, sizes, sizes, sizes)
     return Facts(
         sizes,
         num_children,
         np.maximum.reduceat(num_children, begin),
-        np.maximum.reduceat(graphs.height, begin).astype(np.int64) + 1,
-        np.add.reduceat(is_root(graphs), begin, dtype=np.int64),
+        np.maximum.reduceat(height, begin).astype(np.int64) + 1,
+        np.add.reduceat(root, begin, dtype=np.int64),
     )

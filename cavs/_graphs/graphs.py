@@ -163,7 +163,7 @@ class Graphs:
 
     @functools.cached_property
     def _facts(self) -> Facts:
-        return facts_of(self)
+        return facts_of(self.vertex_offsets, self.child_offsets, self.height, is_root(self))
 
     @property
     def _edges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -385,6 +385,13 @@ def _same(a: object, b: object) -> bool:
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         return a == b
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+
+
+def is_root(graphs: Graphs) -> np.ndarray:
+    """Returns which vertices have no parent, bool[V]."""
+    found = np.ones(graphs.num_vertices, bool)
+    found[graphs._edges[1]] = False
+    return found
 
 
 def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:

@@ -40,7 +40,7 @@ from cavs._fit.texts import (
     with_labels as with_labels,
     words_of as words_of,
 )
-from cavs._graphs.facts import is_root as is_root
+from cavs._graphs.graphs import is_root as is_root
 from cavs._readers.examples import example as example
 from cavs._run.tune import Tuned as Tuned
 from cavs._step.compile_cache import cache_compiled as cache_compiled, compile_quickly as compile_quickly
