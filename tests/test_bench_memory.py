@@ -39,6 +39,7 @@ def test_the_suite_has_every_program_engine_and_model():
     assert len(set(keys)) == len(keys) and sum(t.get("capped", False) for t in wanted) == 6
 
 
+@pytest.mark.slow
 def test_budgets_are_kept_and_change_no_gradient(measured):
     _, (curve, *_) = measured
     points = curve["points"]
@@ -48,12 +49,14 @@ def test_budgets_are_kept_and_change_no_gradient(measured):
     assert all(p["difference"] < 1e-5 and p["ms"] > 0 for p in points)
 
 
+@pytest.mark.slow
 def test_a_quarter_of_the_memory_in_parts(measured):
     _, (_, quarter, *_) = measured
     assert quarter["parts"][0] == 1 < quarter["parts"][1] and quarter["temp"][1] <= 0.255 * quarter["temp"][0]
     assert quarter["time"] > 0 and len(quarter["ms"]) == 2
 
 
+@pytest.mark.slow
 def test_other_programs_keep_their_budgets(measured):
     _, (_, _, arrays, *_) = measured
     assert len(arrays["points"]) == 6 and arrays["refused"]
@@ -61,6 +64,7 @@ def test_other_programs_keep_their_budgets(measured):
     assert arrays["points"][0]["parts"] == 1 < arrays["points"][3]["parts"]
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_in_one_process_and_runs_in_another(measured):
     _, (*_, plain, by_hand, parts, least, _) = measured
     assert least["temp"] <= plain["temp"] and parts["temp"] <= parts["budget"] < plain["temp"] and parts["parts"] > 1
@@ -68,6 +72,7 @@ def test_a_step_is_compiled_in_one_process_and_runs_in_another(measured):
     assert plain["loss"] == pytest.approx(least["loss"], rel=1e-5) == pytest.approx(by_hand["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tables_follow_from_the_results(measured):
     folder, (*_, failed) = measured
     assert "engine: got 'none such'" in failed["error"]

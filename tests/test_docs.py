@@ -60,6 +60,7 @@ def test_all_programs_run_and_all_errors_are_as_shown(out: str) -> None:
     assert len(re.findall(r"^page: .* failed: 0 ", out, re.MULTILINE)) == len(PROGRAMS), out
 
 
+@pytest.mark.slow
 def test_the_programs_of_readme_and_gallery_learn(out: str) -> None:
     before, _, after = out.partition(f"page: {PAGES[README]} ")
     losses = [float(x) for x in re.findall(r"epoch \d: loss ([\d.]+)", before.rpartition("page: ")[2])]

@@ -42,7 +42,7 @@ def temp(fn: Any, *args: Any) -> int:
     return jax.jit(fn).lower(*args).compile().memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("name", few(SMALL, 2))
+@pytest.mark.parametrize("name", few(SMALL, 1))
 def test_gradients_are_those_of_the_function(name):
     loss, params, batch = case(name)
     want = jax.jit(jax.value_and_grad(loss))(params, batch)
@@ -61,6 +61,7 @@ def test_the_attention_of_a_decoder_is_computed_again():
     assert all("40,4,32" not in row.shape for row in plan.rows() if row.times == 40)
 
 
+@pytest.mark.slow
 def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch):
     found = models.CASES["nmt"]
     sizes = SMALL["nmt"] | {"hidden": 64, "length": 24}
