@@ -58,16 +58,10 @@ class Structure(NamedTuple):
 
 
 class CycleError(ValueError):
-    """A graph has a cycle, through a vertex. Tracebacks call it a `ValueError`, as `Graphs.build` does."""
+    """A graph has a cycle, through a vertex. Readers name the line of the file instead."""
 
-    __module__, __qualname__ = "builtins", "ValueError"
-
-    def __init__(self, graph: int, vertex: int):
-        super().__init__(
-            f"children: got a cycle in graph {graph}, through vertex {vertex}; expected a directed acyclic graph, in which no "
-            "vertex depends on itself."
-        )
-        self.graph, self.vertex = graph, vertex
+    graph: int
+    vertex: int
 
 
 def _on_cycle(height: np.ndarray, child_offsets: np.ndarray, children: np.ndarray) -> int:
@@ -113,7 +107,13 @@ def checked_structure(
     rows = kids + vertex_offsets[graph[owner]]
     height = heights(owner, rows, counts)
     if (height < 0).any():
-        raise CycleError(*vertex_at(vertex_offsets, _on_cycle(height, child_offsets, rows)))
+        graph, vertex = vertex_at(vertex_offsets, _on_cycle(height, child_offsets, rows))
+        error = CycleError(
+            f"children: got a cycle in graph {graph}, through vertex {vertex}; expected a directed acyclic graph, in which no "
+            "vertex depends on itself."
+        )
+        error.graph, error.vertex = graph, vertex
+        raise error
     return Structure(vertex_offsets, child_offsets, kids, height)
 
 

