@@ -172,7 +172,8 @@ def values(
         return total, pushes
 
     both = jax.value_and_grad(loss, (0, 1), has_aux=True)
-    (_, pushes), grads = (both if isinstance(engine, Engine) else jax.jit(both))(params, x)
+    interpreted = isinstance(engine, Engine) and engine.interpret
+    (_, pushes), grads = (both if interpreted else jax.jit(both))(params, x)
     return pushes, grads
 
 
