@@ -365,36 +365,44 @@ void Batch::write_tasks(const int64_t* layout, int32_t* out) const {
 void Batch::write_scripts(const int64_t* layout, int32_t* out) const {
   out[layout[NUM_LEVELS]] = (int32_t)height_;
   write_parts(layout, out + layout[PART_START]);
-  int64_t rows = layout[ROWS], edge = 0;
-  const int32_t* child = out + layout[EDGE_CHILD];
+  int64_t rows = layout[ROWS];
   int32_t *parent = out + layout[PARENT_EDGE], *count = out + layout[PARENT_COUNT], *first = out + layout[PARENT_FIRST];
-  std::vector<int32_t> children(num_edges_);  // the rows of all edges' children, without padding
-  for (int64_t k = 0; k < num_kinds_; k++) {
-    std::copy_n(child, edges_[k], children.begin() + edge);
-    edge += edges_[k], child += layout[SIZES + 2 * num_kinds_ + k];
-  }
+  auto for_edges = [&](auto visit) {  // the row of each edge's child, and the number of the edge
+    const int32_t* child = out + layout[EDGE_CHILD];
+    int32_t edge = 0;
+    for (int64_t k = 0; k < num_kinds_; child += layout[SIZES + 2 * num_kinds_ + k++]) {
+      for (int64_t e = 0; e < edges_[k]; e++) visit(child[e], edge++);
+    }
+  };
   if (layout[FOREST]) {
     std::fill_n(parent, rows, -1);
-    for (int64_t e = 0; e < num_edges_; e++) parent[children[e]] = (int32_t)e;
+    for_edges([&](int32_t row, int32_t edge) { parent[row] = edge; });
     return;
   }
-  for (int32_t row : children) count[row]++;
+  for_edges([&](int32_t row, int32_t) { count[row]++; });
   for (int64_t row = 1; row < rows; row++) first[row] = first[row - 1] + count[row - 1];
   std::vector<int32_t> next(first, first + rows);
-  for (int64_t e = 0; e < num_edges_; e++) parent[next[children[e]]++] = (int32_t)e;
+  for_edges([&](int32_t row, int32_t edge) { parent[next[row]++] = edge; });
 }
 
-// Graphs are divided, in order, into parts of about equal work. Writes where each part of each level begins.
+// Graphs are divided, in order, into parts of about equal work. Writes where each part of each level begins. The vertices of a
+// level are in the order of their numbers, as only one kind has children.
 void Batch::write_parts(const int64_t* layout, int32_t* starts) const {
-  int64_t parts = layout[PARTS], upto = 0, inner = std::max<int64_t>((int64_t)inner_.size(), 1);
-  std::vector<int32_t> part(num_graphs_);
+  int64_t parts = layout[PARTS], upto = 0, inner = std::max<int64_t>((int64_t)inner_.size(), 1), part = 0;
+  std::vector<int32_t> first(parts, (int32_t)num_vertices_);  // the first vertex of each part
   for (int64_t j = 0; j < num_graphs_; j++) {
     upto += work_[j];
-    int64_t done = std::max<int64_t>(upto - work_[j] / 2 - 1, 0);
-    part[j] = (int32_t)std::min(done * parts / inner, parts - 1);
+    int64_t done = std::max<int64_t>(upto - work_[j] / 2 - 1, 0), mine = std::min(done * parts / inner, parts - 1);
+    while (part <= mine) first[part++] = begin_[j];
   }
-  for (int32_t v : inner_) starts[(key_[v] / num_kinds_ - 1) * parts + part[graph_[v]] + 1]++;
-  for (int64_t i = 0; i < layout[LEVELS] * parts; i++) starts[i + 1] += starts[i];
+  auto row = inner_.begin();
+  for (int64_t level = 1; level <= layout[LEVELS]; level++) {
+    auto end = row;
+    for (int64_t k = 0; k < num_kinds_ && level <= height_; k++) end += count_[level * num_kinds_ + k];
+    for (int32_t vertex : first) *starts++ = (int32_t)(std::lower_bound(row, end, vertex) - inner_.begin());
+    row = end;
+  }
+  *starts = (int32_t)inner_.size();
 }
 
 // Runs a function, and returns `DONE` or why it failed.
