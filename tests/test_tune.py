@@ -121,5 +121,5 @@ def test_passes_take_integers_beside_parameters(hopper: None, monkeypatch: pytes
     config = chip.candidates(task.made.program, task.made.precision, H200)[0]
     monkeypatch.setattr(tuning, "Persistent", lambda layouts: "scan")
     monkeypatch.setattr(Target, "here", HERE)
-    got = LOWER(task, config).compile()(params)
+    got = LOWER(task, config).compile()(task.given)
     assert got["step"] == 3 and np.isfinite(got["q"]).all() and forward == (got["q"] == params["q"]).all()

@@ -8,6 +8,7 @@ even power of two that brings its largest number to between 2^13 and 2^15. Numbe
 bits; the error of smaller ones is at most 2^-38 of the largest. Sums are float32.
 """
 
+import math
 from typing import TypeAlias
 
 import jax
@@ -148,6 +149,19 @@ def scale(exponent: jax.Array) -> jax.Array:
 def inverse_scale(exponent: jax.Array) -> jax.Array:
     """Returns 1 / `scale(exponent)`."""
     return _number(exponent - _bits(UNSCALED - BIAS))
+
+
+def scale_to(exponent: jax.Array, largest: float) -> jax.Array:
+    """Returns the largest even power of two, at most 1, by which numbers of this exponent, or the next, are at most `largest`.
+
+    `largest`: an odd power of two, at least 2.
+    """
+    return _number(jnp.minimum(_bits(BIAS), _bits(2 * BIAS + math.frexp(largest)[1] - 3) - exponent))
+
+
+def root_of_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns the root of a * b, which itself may overflow. `a`, `b`: even powers of two."""
+    return _number(lax.bitcast_convert_type(a, jnp.uint32) + lax.bitcast_convert_type(b, jnp.uint32) >> 1)
 
 
 def _bits(exponent: int) -> jax.Array:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from cavs._engines.engine import Job
 from cavs._engines.persistent import chip
 from cavs._engines.persistent.engine import Persistent
+from cavs._engines.persistent.forward import forward_of
 from cavs._engines.persistent.lower import Recurrence, recurrence_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction
@@ -31,7 +32,7 @@ PROMISING = 16
 _WORTH = 0.98  # a layout must take at most this part of the time of the one that is used today
 _FIELDS = [f.name for f in dataclasses.fields(LaunchConfig) if f.name not in ("precision", "spins", "interpret", "wide")]
 
-# Of a compiled loop of `PASSES` passes and its parameters: the microseconds of one.
+# Of a compiled loop of `PASSES` passes and what it is given: the microseconds of one.
 Timer: TypeAlias = Callable[[Any, PyTree], float]
 
 
@@ -61,6 +62,11 @@ class Task(NamedTuple):
     inputs: PyTree
     edges: PyTree
     made: Recurrence
+
+    @property
+    def given(self) -> PyTree:
+        """What a compiled loop of passes is given. XLA would evaluate what depends on constants alone, which takes seconds."""
+        return self.params, self.sched, self.inputs, self.edges
 
 
 class Tuned(NamedTuple):
@@ -179,9 +185,9 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
     if reason := Persistent().unfit(job):
         raise ValueError(f"tune: it times launches of engine 'persistent', but {reason}.")
     (kind,) = job.inner_kinds
-    for forward in (True, False):
-        made = recurrence_of(Persistent().plan_for(job), kind, forward, sched.shape.forest, target=target)
-        yield Task(F, params, sched, inputs, edges, made)
+    plan = Persistent().plan_for(job)
+    yield Task(F, params, sched, inputs, edges, forward_of(plan, kind, sched.shape, True, target))
+    yield Task(F, params, sched, inputs, edges, recurrence_of(plan, kind, False, sched.shape.forest, target=target))
 
 
 def key_of(task: Task) -> str:
@@ -211,7 +217,7 @@ def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) 
         lowered = [lower(task, config) for config in some]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:
             steps = list(pool.map(compiled, lowered))
-        out += [Timed(c, (timer or by_the_clock)(step, task.params)) for c, step in zip(some, steps, strict=True)]
+        out += [Timed(c, (timer or by_the_clock)(step, task.given)) for c, step in zip(some, steps, strict=True)]
     return out
 
 
@@ -227,30 +233,34 @@ def lower(task: Task, config: LaunchConfig) -> Any:
     def choose(level: LevelProgram, way: bool, other: LaunchConfig) -> LaunchConfig:
         return dataclasses.replace(config, precision=other.precision) if way == forward else other
 
-    engine, sched = Persistent(layouts=chip.Layouts(choose)), task.sched
-    select = sched.roots if sched.shape.rooted else None
+    engine = Persistent(layouts=chip.Layouts(choose))
 
-    def loss(params: PyTree) -> jax.Array:
-        out = run(task.F, params, sched, task.inputs, edges=task.edges, select=select, engine=engine)
+    def loss(params: PyTree, sched: Schedule, inputs: PyTree, edges: PyTree) -> jax.Array:
+        select = sched.roots if sched.shape.rooted else None
+        out = run(task.F, params, sched, inputs, edges=edges, select=select, engine=engine)
         return jnp.asarray(sum((x.sum() for x in jax.tree.leaves(out) if is_float(x)), 0.0))
 
-    def one(params: PyTree, _: None) -> tuple[PyTree, None]:
+    def one(params: PyTree, *rest: PyTree) -> PyTree:
         # Each pass reads what the one before wrote, so that XLA cannot run it once for all.
         if forward:
-            value = loss(params)
-            return jax.tree.map(lambda p: p + (0 * value).astype(p.dtype) if is_float(p) else p, params), None
-        grads = jax.grad(loss, allow_int=True)(params)
-        return jax.tree.map(lambda p, g: p - 1e-6 * g if is_float(p) else p, params, grads), None
+            value = loss(params, *rest)
+            return jax.tree.map(lambda p: p + (0 * value).astype(p.dtype) if is_float(p) else p, params)
+        grads = jax.grad(loss, allow_int=True)(params, *rest)
+        return jax.tree.map(lambda p, g: p - 1e-6 * g if is_float(p) else p, params, grads)
 
-    return jax.jit(lambda params: jax.lax.scan(one, params, length=PASSES)[0]).lower(task.params)
+    def passes(given: PyTree) -> PyTree:
+        params, *rest = given
+        return jax.lax.scan(lambda params, _: (one(params, *rest), None), params, length=PASSES)[0]
+
+    return jax.jit(passes).lower(task.given)
 
 
-def by_the_clock(step: Any, params: PyTree) -> float:
+def by_the_clock(step: Any, given: PyTree) -> float:
     """Returns the microseconds of a pass: the least of three measurements."""
-    jax.block_until_ready(step(params))
+    jax.block_until_ready(step(given))
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        jax.block_until_ready(step(params))
+        jax.block_until_ready(step(given))
         times.append(time.perf_counter() - start)
     return 1e6 * min(times) / PASSES

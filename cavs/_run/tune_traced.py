@@ -128,5 +128,5 @@ def few_timed(tasks: Mapping[str, Task], target: Target, seconds: float) -> dict
         pool.shutdown(wait=False, cancel_futures=True)
     for key, config, future in running:
         if future.done() and not future.cancelled() and left(1) > 0 and (key in found or (key, config) in firsts):
-            found.setdefault(key, []).append(Timed(config, by_the_clock(future.result(), tasks[key].params)))
+            found.setdefault(key, []).append(Timed(config, by_the_clock(future.result(), tasks[key].given)))
     return found

@@ -8,7 +8,7 @@ from jax.core import ShapedArray
 
 from cavs._function.children import spread, spread_p
 from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
-from cavs._function.products import exponent_of, inverse_scale
+from cavs._function.products import exponent_of, inverse_scale, root_of_product
 from cavs._function.unroll import open_custom_calls, trace
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs.kernels import REDUCTIONS, is_product
@@ -56,13 +56,16 @@ def zeros_in_domain(aval: ShapedArray, want: Domain, domain: Domains, eqns: list
     return made
 
 
-def with_scaled_products(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains, dict[Var, Var]]:
+def with_scaled_products(
+    eqns: Sequence[Eqn], known: Domains, factor: Var | None = None
+) -> tuple[list[Eqn], Domains, dict[Var, Var]]:
     """Multiplies the results of products by the inverses of powers of two, by which launches multiply weights for float16.
 
-    See `_function.products`. Takes and returns what `rewritten` does, and also maps weights to inverses.
+    See `_function.products`. Takes and returns what `rewritten` does, and also maps weights to inverses. `factor`: by what the
+    operands of all products are multiplied, if by anything; the results are divided by it.
     """
     out: list[Eqn] = []
-    domain, inverses = dict(known), dict[Var, Var]()
+    domain, inverses, roots = dict(known), dict[Var, Var](), dict[Var, Var]()
     for e in eqns:
         if not is_product(e, {**domain}):
             out.append(e)
@@ -72,11 +75,26 @@ def with_scaled_products(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn]
         if w not in inverses:
             inverses[w] = Var(w.aval.update(shape=()))
             out += _traced(lambda w: inverse_scale(exponent_of(w)), [w], [inverses[w]])
+            if factor is not None:  # what both scales are divided by may overflow
+                roots[w] = Var(factor.aval)
+                out += _traced(lambda inverse, s: root_of_product(inverse, 1 / s), [inverses[w], factor], [roots[w]])
         product = Var(z.aval)
-        mine = [e.replace(outvars=[product]), *_traced(lambda x, inverse: x * inverse, [product, inverses[w]], [z])]
+        if w in roots:
+            back = _traced(lambda x, root: x * root * root, [product, roots[w]], [z])
+        else:
+            back = _traced(lambda x, inverse: x * inverse, [product, inverses[w]], [z])
+        mine = [e.replace(outvars=[product]), *back]
         domain |= dict.fromkeys([v for new in mine for v in new.outvars], domain[z])
         out += mine
     return out, domain, inverses
+
+
+def scaled(x: Var, factor: Var, domain: Domains, eqns: list[Eqn]) -> Var:
+    """Returns a variable for `x * factor`; see `in_domain`. `factor`: a static scalar."""
+    made = Var(x.aval)
+    eqns += _traced(lambda x, factor: x * factor, [x, factor], [made])
+    domain[made] = domain[x]
+    return made
 
 
 def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:

@@ -14,6 +14,7 @@ from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engi
 from cavs._engines.persistent.bounds import gathered_operands, powers_of_operands, state_bounds
 from cavs._engines.persistent.chip import MEASURED, LaunchOptions, Layouts, configure, too_wide
 from cavs._engines.persistent.explain import explain_launches
+from cavs._engines.persistent.forward import forward_of
 from cavs._engines.persistent.indices import gathered, parents, some_rows
 from cavs._engines.persistent.launch import LaunchArrays, launch
 from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
@@ -101,7 +102,7 @@ class Persistent(Engine):
                 tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
                 extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
                 continue
-            made = recurrence_of(plan, name, True, sched.shape.forest, save, batch.job.target)
+            made = forward_of(plan, name, sched.shape, save, batch.job.target)
             crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
             given = statics[k]
             if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
@@ -234,7 +235,7 @@ def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:
 
 def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Copied], Env]:
     """Returns the copies of 16 bits of states that lazy gradients read, and `cuts`. XLA reads large ones after the launch."""
-    made = recurrence_of(batch.plan, batch.kinds[k], True, batch.sched.shape.forest, target=batch.job.target)
+    made = forward_of(batch.plan, batch.kinds[k], batch.sched.shape, True, batch.job.target)
     copies = saved.kept[k][len(saved.kept[k]) - len(made.halved) :]
     size = sum(x.nbytes for x in copies)
     if size < COPY_BYTES:

@@ -1,6 +1,7 @@
 """What `cavs.explain` says about engine `persistent`: how F is laid out on the chip, or why it cannot be."""
 
 from cavs._engines.persistent.chip import WIDE, LaunchOptions, can_stay, configure, source
+from cavs._engines.persistent.forward import forward_of
 from cavs._engines.persistent.lower import Recurrence, recurrence_of
 from cavs._engines.persistent.wide_levels import possible
 from cavs._function.plan import FunctionPlan
@@ -33,6 +34,7 @@ def _explain_kind(plan: FunctionPlan, name: str | None, target: Target, shape: S
         raise Unfit("F was created with Optimizations(lazy=False)")
     forest = shape is None or shape.forest
     forward, backward = (recurrence_of(plan, name, way, forest, target=target) for way in (True, False))
+    forward = forward if shape is None else forward_of(plan, name, shape, True, target)
     text = f"forward: {_explain_launch(forward, target, shape)}; backward: {_explain_launch(backward, target, shape)}."
     if (backward.arity > 1 or backward.part.gathers_all) and possible(backward.program, backward.precision, target):
         text += " Levels of thousands of vertices run as tiled products in a launch of their own, if that is faster."
@@ -57,6 +59,8 @@ def _explain_launch(made: Recurrence, target: Target, shape: Shape | None) -> st
     divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
     padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
     products = PRECISIONS[made.precision].text or made.precision
+    if made.scaled:
+        products = "float16, scaled by the largest number of the leaves (it has as many bits as tf32)"
     return (
         f"{padded}{counted(len(program.phases), 'phase')} and {barriers}; {counted(config.groups, 'group')} of "
         f"{counted(program.unit // config.hb, 'thread block')} with {counted(config.hb, 'unit')} each{divided}; "

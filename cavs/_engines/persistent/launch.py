@@ -16,6 +16,7 @@ from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, P
 from cavs._engines.persistent.wide_levels import launch_configs
 from cavs._function.domains import EDGE
 from cavs._function.evaluate import evaluate
+from cavs._function.products import exponent_of, scale_to
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.schedule import Schedule
@@ -60,7 +61,8 @@ def launch(
     """
     program, states = recurrence.program, given.states
     configs, wide_rows = launch_configs(recurrence, how, sched.shape)
-    constants, weights = _constants(recurrence, given.statics)
+    leaf_rows = sched.shape.pad + sum(sched.shape.leaves)
+    constants, weights = _constants(recurrence, given.statics, [x[:leaf_rows] for x in states])
     integers = integers_of(recurrence, rows, sched, sched.task_row[0], wide_rows if len(configs) > 1 else None, given.row)
     tensors = given.tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     leaves = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
@@ -68,7 +70,7 @@ def launch(
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
     arrays = persistent.Arrays(tensors, constants, used, leaves, _outputs(recurrence, rows))
-    ready = functools.partial(_ready, recurrence, sched.shape.pad + sum(sched.shape.leaves))
+    ready = functools.partial(_ready, recurrence, leaf_rows)
     out, lost = run_launches(recurrence, how, sched.shape, configs, weights, arrays, ready)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
@@ -81,12 +83,20 @@ def launch(
     return out, lost
 
 
-def _constants(recurrence: Recurrence, statics: list[jax.Array]) -> tuple[dict[Tensor, jax.Array], dict[Var, jax.Array]]:
-    """Returns the static values that the program reads, and the weights of its products."""
+def _constants(
+    recurrence: Recurrence, statics: list[jax.Array], leaves: list[jax.Array]
+) -> tuple[dict[Tensor, jax.Array], dict[Var, jax.Array]]:
+    """Returns the static values that the program reads, and the weights of its products. `leaves`: the states of the leaves."""
     part, program = recurrence.part, recurrence.program
     env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
+    if recurrence.factor is not None:
+        exponent = functools.reduce(jnp.maximum, (exponent_of(leaves[i]) for i in recurrence.scaled))
+        env[recurrence.factor] = scale_to(exponent, PRECISIONS[recurrence.precision].largest)
     evaluate(recurrence.static_eqns, env, {})
     values = {Tensor(TensorRole.STATIC, n): env[v] for n, v in enumerate(recurrence.statics) if v not in recurrence.weights}
+    if len(program.scales) == 1 < len(values):  # XLA would search the weight again for each element of the vector of constants
+        (name,) = program.scales.values()
+        values[name] = barrier(values[name])
     constants = {name: constant_in_memory(x, program) for name, x in values.items()}
     return constants, {v: weight_in_memory(env[v], program) for v in recurrence.weights}
 
@@ -117,6 +127,7 @@ def _ready(
     awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
     row, tensors, outputs = arrays.integers[Index(IndexRole.SCALARS)][STATE_ROW], dict(arrays.tensors), dict(arrays.outputs)
     updated = {name: _begun(x, leaves, row, name in awaited) for name, x in arrays.updated.items()}
+    scale = half.factor if recurrence.factor is None else half.factor * arrays.constants[recurrence.constant(recurrence.factor)]
     for twin, name in program.halves.items():
         if name in outputs:
             outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
@@ -124,7 +135,7 @@ def _ready(
             x = arrays.updated[name]
             if x.nbytes > RECOMPUTED_BYTES:
                 x = updated[name] = barrier(updated[name])
-            updated[twin] = _begun((x * half.factor).astype(half.dtype), leaves, row, twin in awaited)
+            updated[twin] = _begun((x * scale).astype(half.dtype), leaves, row, twin in awaited)
     flows = awaited if not recurrence.forward else set()
     # Products that poll for a cut cotangent would take what it replaces for it.
     replaced = {kept: by for kept, by in recurrence.overwritten.items() if by not in flows}

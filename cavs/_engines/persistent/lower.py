@@ -10,11 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from jax.core import ShapedArray
 
 from cavs._engines.persistent.bounds import bound, bounds, state_bounds
 from cavs._engines.persistent.chip import candidates
-from cavs._engines.persistent.device_equations import in_domain, rewritten, with_scaled_products, zeros_in_domain
+from cavs._engines.persistent.device_equations import in_domain, rewritten, scaled, with_scaled_products, zeros_in_domain
 from cavs._engines.persistent.replaced import Replaced, halved_states, reading_replaced, replaced_by_cuts
 from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
@@ -74,6 +75,7 @@ class Way(NamedTuple):
     forward: bool  # whether it is the forward
     forest: bool  # whether no vertex has two parents
     keep: bool  # whether a forward keeps values for a backward
+    scaled: bool = False  # whether a forward scales what products read, by the largest number of the leaves; see `scaled`
 
 
 class Recurrence:
@@ -84,15 +86,27 @@ class Recurrence:
         pushed: The states to whose cotangents pushes contribute; other states get cotangents only from parents.
         largest: Bounds of the states; see `_engines.persistent.bounds.state_bounds`.
         replaced: Which kept values the forward stores side by side, for the backward to replace.
+        scaled: The states whose copies of 16 bits are multiplied by `factor`, if any.
 
     Attributes:
         halved: The states whose copies of 16 bits the forward keeps; empty for a backward.
+        factor: A static scalar: a power of two, at most 1, that brings these states into the range of float16. It is not
+            computed by `static_eqns`.
 
     Raises `Unfit` if the kernels cannot compute it.
     """
 
-    def __init__(self, part: Split, way: Way, pushed: frozenset[int], largest: list[float], replaced: Replaced):
-        self.replaced, self.halved = replaced, list[int]()
+    def __init__(
+        self,
+        part: Split,
+        way: Way,
+        pushed: frozenset[int],
+        largest: list[float],
+        replaced: Replaced,
+        scaled: frozenset[int] = frozenset(),
+    ):
+        self.replaced, self.halved, self.scaled = replaced, list[int](), scaled
+        self.factor = Var(ShapedArray((), np.dtype(np.float32))) if scaled else None
         self.part, self.forward, self.pushed = part, way.forward, pushed
         self.kept: list[Var] = part.forward.keep if way.keep else []
         self.operands: list[Var] = [] if way.forward else _summed_operands(part)
@@ -108,18 +122,19 @@ class Recurrence:
         self.precision = _precision(eqns, domains, bounds(eqns, gathered))
         how, inverses = PRECISIONS[self.precision], dict[Var, Var]()
         if how.instead_of:
-            eqns, domains, inverses = with_scaled_products(eqns, domains)
+            eqns, domains, inverses = with_scaled_products(eqns, domains, self.factor)
+            self._store_scaled(places, eqns, domains)
         moving = [e for e in eqns if domains.get(e.outvars[0], STATIC) != STATIC]
         self.static_eqns = [e for e in eqns if domains.get(e.outvars[0], STATIC) == STATIC]
         weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
-        read = dict.fromkeys(x for e in moving for x in e.invars if is_var(x))
+        read = dict.fromkeys((*(x for e in moving for x in e.invars if is_var(x)), *inverses.values()))
         self.statics = [x for x in read if domains.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
         program = cut(moving, domains, self._sources(way.forest), places, self._exchanged_states(), how.chunk)
         if not way.forward:
             self.replaced = replaced_by_cuts(part, program)
             program = reading_replaced(program, self.replaced)
-        scales = {w: Tensor(TensorRole.STATIC, self.statics.index(v)) for w, v in inverses.items()}
+        scales = {w: self.constant(v) for w, v in inverses.items()}
         program = dataclasses.replace(program, scales=scales)
         self.program: LevelProgram = with_halves(program, how.dtype) if how.dtype is not None else program
         check_accesses(self.program, self.overwritten)
@@ -127,6 +142,10 @@ class Recurrence:
     def __str__(self) -> str:
         """The phases and operations of a level, as text."""
         return f"{'forward' if self.forward else 'backward'}, products in {self.precision}\n{program_text(self.program)}"
+
+    def constant(self, v: Var) -> Tensor:
+        """Returns the name of the constant that holds a static value."""
+        return Tensor(TensorRole.STATIC, self.statics.index(v))
 
     @property
     def overwritten(self) -> dict[Tensor, Tensor]:
@@ -226,6 +245,14 @@ class Recurrence:
             put(v, Tensor(TensorRole.OPERAND, n), None, domain=domains.get(v, STATIC))
         return places
 
+    def _store_scaled(self, places: dict[Var, list[RowAddress]], eqns: list[Eqn], domains: Domains) -> None:
+        """Adds copies of 16 bits of the states that are `scaled`. Extends `places`, `eqns` and `domains`."""
+        for v, addresses in [*places.items()]:
+            states = [a for a in addresses if a.tensor.role is TensorRole.STATE and a.tensor.number in self.scaled]
+            if states and self.factor is not None:
+                twins = [dataclasses.replace(a, tensor=dataclasses.replace(a.tensor, half=True)) for a in states]
+                places[scaled(v, self.factor, domains, eqns)] = twins
+
     def _unread_slots(self) -> list[tuple[int, int, ShapedArray]]:
         """Returns (slot, state, its type) for each slot in which a state is not read although another slot reads it.
 
@@ -263,28 +290,61 @@ def recurrence_of(
     return found
 
 
+def scaled_forward_of(plan: FunctionPlan, name: str | None, forest: bool, keep: bool, target: Target) -> Recurrence | None:
+    """Returns the forward with products in float16 where F bounds what vertices with children scatter, but not the leaves.
+
+    What products read is scaled by a power of two, such that the largest number of the leaves is in the range of float16.
+    Returns `None` if F bounds the leaves, too, or does not bound the others, or if products read anything but states.
+    """
+    found = _recurrence_of(plan, name, Way(True, forest or not keep, keep, scaled=True), target)
+    return None if isinstance(found, Unfit) else found
+
+
 @memoized
 def _recurrence_of(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence | Unfit:
-    """Returns `recurrence_of(...)`, or the reason why the kernels cannot compute it."""
+    """Returns the recurrence, or the reason why the kernels cannot compute it."""
     try:
-        return _recurrence(plan, name, way, target)
+        return _scaled(plan, name, way, target) if way.scaled else _recurrence(plan, name, way, target)
     except Unfit as e:
         return e
 
 
 def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:
-    part, pushes, back, replaced = plan.inner[name], plan.push_states, None, Replaced()
-    pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
+    part, back, replaced = plan.inner[name], None, Replaced()
     if way.forward and way.keep:
         with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
             back = recurrence_of(plan, name, False, way.forest, target=target)
             replaced = back.replaced if part.forward.keep else replaced
-    made = Recurrence(part, way, pushed, state_bounds(plan), replaced)
+    made = Recurrence(part, way, _pushed(plan), state_bounds(plan), replaced)
     if PRECISIONS[made.precision].instead_of and not _of_two_rows(made, target):
-        made = Recurrence(part, way, pushed, [math.inf] * len(plan.state_avals), replaced)
+        made = Recurrence(part, way, _pushed(plan), [math.inf] * len(plan.state_avals), replaced)
     if back is not None:
         made.halved = halved_states(part, made.program, back.program)
     return made
+
+
+def _scaled(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:
+    plain, largest = _recurrence_of(plan, name, way._replace(scaled=False), target), state_bounds(plan, leaves=False)
+    if isinstance(plain, Unfit):
+        raise plain
+    states, why = _states_of_products(plain.program), "products are not in scaled float16"
+    if PRECISIONS[plain.precision].instead_of or not states or any(largest[i] == math.inf for i in states):
+        raise Unfit(why)
+    made = Recurrence(plan.inner[name], way, _pushed(plan), largest, plain.replaced, states)
+    if made.factor not in made.statics or _states_of_products(made.program) != states or not _of_two_rows(made, target):
+        raise Unfit(why)
+    return made
+
+
+def _states_of_products(program: LevelProgram) -> frozenset[int]:
+    """Returns the states whose rows products read; none if they read anything else, too."""
+    read = {row.tensor for p in program.products() for operand in p.operands for rows in operand for row in rows}
+    states = frozenset(tensor.number for tensor in read if tensor.role is TensorRole.STATE and tensor.number is not None)
+    return states if len(read) == len(states) else frozenset()
+
+
+def _pushed(plan: FunctionPlan) -> frozenset[int]:
+    return frozenset(range(len(plan.state_avals)) if plan.push_states is None else plan.push_states)
 
 
 def _of_two_rows(recurrence: Recurrence, target: Target) -> bool:
