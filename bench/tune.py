@@ -25,7 +25,7 @@ from cavs.kernels._layout import tuned
 SIZES = [("tree_lstm", h, b) for h in (512, 1024) for b in (64, 1, 16, 256)]
 SIZES += [("lstm", h, b) for h in (512, 1024) for b in (64, 16, 1)] + [("tree_fc", 512, b) for b in (64, 16, 1)]
 SIZES += [("tree_lstm", 256, b) for b in (64, 1, 16, 256)] + [("lstm", 256, b) for b in (64, 16, 1)]
-SIZES += [("lstm", 1024, 256), ("tree_fc", 1024, 64), ("tree_lstm", 2048, 64), ("lstm", 2048, 64)]
+SIZES += [("lstm", 1024, 256), ("tree_fc", 1024, 64), ("tree_fc", 2048, 16), ("tree_lstm", 2048, 64), ("lstm", 2048, 64)]
 
 
 def tune(minutes: float, precision: str | None) -> Iterator[str]:

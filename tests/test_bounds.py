@@ -16,7 +16,8 @@ from cavs._run import plans
 from cavs.kernels import H200
 from tests.persistent_programs import CASES, inputs_of, plan_of
 
-BOUNDED = {"BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "ElmanRNN", "unread state"}  # all that their products read
+# All that their products read.
+BOUNDED = {"BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "GRU", "reset before the product", "ElmanRNN", "unread state"}
 
 
 def planned(name: str, hidden: int) -> Any:
@@ -63,6 +64,37 @@ def test_products_of_what_is_bounded_are_in_float16(name: str) -> None:
         with jax.default_matmul_precision(asked):
             plan = planned(name, 32)
             assert all(lower.recurrence_of(plan, kind, True).precision == precision for kind in plan.inner)
+
+
+MIXTURES = {
+    "of the state and a bounded value": (lambda z, w, h, n: (1 - z) * n + z * h, True),
+    "in another order": (lambda z, w, h, n: h * (1 - z) + n * z, True),
+    "of three": (lambda z, w, h, n: w * ((1 - z) * n + z * h) + (1 - w) * h, True),
+    "with another fraction": (lambda z, w, h, n: (1 - w) * n + z * h, False),
+    "of twice the state": (lambda z, w, h, n: (1 - z) * n + z * (h + h), False),
+    "with a difference": (lambda z, w, h, n: (1 - z) * n - z * h, False),
+    "with two": (lambda z, w, h, n: (2 - z) * n + z * h, False),
+    "with no fraction": (lambda z, w, h, n: (1 - n) * n + n * h, False),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_of_states(name: str) -> None:
+    """Those whose weights add up to one are bounded by induction over the levels."""
+    mix, bounded = MIXTURES[name]
+
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        h, x = v.gather(0), v.pull()
+        z, w = jnp.split(jax.nn.sigmoid(x @ p["w"] + h @ p["u"]), 2)
+        h = mix(z, w, h, jnp.tanh(x @ p["v"]))
+        v.scatter(h)
+        v.push(h)
+
+    F = cavs.VertexFunction(fn, state=(32,), arity=1)
+    params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in (("w", (3, 64)), ("u", (32, 64)), ("v", (3, 32)))}
+    plan = plans.plan_of(F, params, jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert bounds.state_bounds(plan) == [1.0 if bounded else float("inf")]
+    assert lower.recurrence_of(plan, None, True).precision == ("f16" if bounded else "tf32")
 
 
 def test_sums_of_more_than_two_rows_stay_in_tf32() -> None:
