@@ -204,7 +204,7 @@ def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape) -> Laun
         fitting = [c for c in candidates(program, recurrence.precision, half) if c.cluster(program.unit) == 1]
         if not fitting:
             return None
-        config = _estimated(program, fitting, shape)
+        config = estimated(program, fitting, shape)
         config = _spread_if_faster(program, config, fitting, shape) if has_few_graphs(shape) else config
         config = how.layouts.narrow(program, recurrence.forward, config) if how.layouts.narrow else config
     fits = num_thread_blocks(program, config) <= half.multiprocessors and config.cluster(program.unit) == 1
@@ -236,13 +236,13 @@ def chosen(recurrence: Direction, target: Target, shape: Shape | None) -> tuple[
     of_few, others = tuning_keys(program, recurrence.forward, recurrence.precision, shape)
     if found := _recorded(recurrence, target, of_few):
         return found
-    best, key = _recorded(recurrence, target, others) or (_estimated(program, fitting, shape), None)
+    best, key = _recorded(recurrence, target, others) or (estimated(program, fitting, shape), None)
     if shape and has_few_graphs(shape) and (other := _spread_if_faster(program, best, fitting, shape)) is not best:
         return other, None
     return best, key
 
 
-def _estimated(program: LevelProgram, fitting: list[LaunchConfig], shape: Shape | None) -> LaunchConfig:
+def estimated(program: LevelProgram, fitting: list[LaunchConfig], shape: Shape | None) -> LaunchConfig:
     """Returns the layout of the lowest estimated cost."""
     roomy = [c for c in fitting if not is_crowded(program, c)]
     return min(roomy or fitting, key=lambda c: mean_cost(program, c, shape) / (1 if c.resident else _GAIN))
@@ -252,7 +252,7 @@ def _spread_if_faster(program: LevelProgram, best: LaunchConfig, fitting: list[L
     """Returns a layout whose groups share rows if it should be faster than `best`, for a batch of few graphs."""
     if not (others := spread(fitting)):
         return best
-    other = _estimated(program, others, shape)
+    other = estimated(program, others, shape)
     faster = mean_cost(program, other, shape) < _GAIN * mean_cost(program, best, shape, shape.graphs)
     return other if faster else best
 

@@ -1,11 +1,11 @@
 """The forward of engine `persistent`, with products in scaled float16 where that saves time."""
 
-from cavs._engines.persistent.chip import LaunchOptions, launch_cost
+from cavs._engines.persistent.chip import candidates, estimated, launch_cost
 from cavs._engines.persistent.lower import Recurrence, recurrence_of, scaled_forward_of
-from cavs._engines.persistent.wide_levels import launch_configs
+from cavs._engines.persistent.wide_levels import wide_launch
 from cavs._function.plan import FunctionPlan
 from cavs._schedule.schedule import Shape
-from cavs.kernels import Target, Unfit
+from cavs.kernels import Target
 
 # The estimated microseconds of a launch in tf32 from which on scaled float16 is used. A launch then takes 0.7 of the time, but
 # finding the largest number and copying the leaves take about 20 us. One H100, 2026-11-28, Tree-FC: with hidden 1024 and batch
@@ -21,9 +21,13 @@ def forward_of(plan: FunctionPlan, name: str | None, shape: Shape, keep: bool, t
 
 
 def is_long(made: Recurrence, shape: Shape, target: Target) -> bool:
-    """Returns whether a launch takes long, unless wide levels have a launch of their own, which multiplies in tf32."""
-    try:
-        (config, *wide), _ = launch_configs(made, LaunchOptions(target), shape)
-    except Unfit:
+    """Returns whether a launch takes long, unless wide levels have a launch of their own, which multiplies in tf32.
+
+    The cost model says so alone: records of layouts may change before a run is resumed.
+    """
+    fitting = candidates(made.program, made.precision, target)
+    if not fitting:
         return True
-    return not wide and launch_cost(made.program, config, shape) > _LEAST
+    config = estimated(made.program, fitting, shape)
+    wide, _ = wide_launch(made.program, config, target, shape)
+    return wide is None and launch_cost(made.program, config, shape) > _LEAST
