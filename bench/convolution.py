@@ -76,10 +76,12 @@ def in_float64(operation: Operation, operands: Sequence[np.ndarray]) -> np.ndarr
 
 
 def of_torch(operation: Operation, outputs: int, channels: int, side: int) -> dict[str, float]:
-    """Microseconds of PyTorch, by memory format; empty without PyTorch."""
+    """Microseconds of PyTorch, by memory format; empty if it is not installed, or only for CPUs."""
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
+        return {}
+    if not torch.cuda.is_available():
         return {}
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False

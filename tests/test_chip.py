@@ -112,6 +112,7 @@ def test_the_engine_is_chosen_by_what_was_measured() -> None:
         assert choose.choose_engine("persistent", job) == Persistent()
 
 
+@pytest.mark.slow
 def test_every_layout_on_record_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is not among the candidates would be passed over without a word."""
     monkeypatch.setattr(Target, "here", staticmethod(lambda: H200))

@@ -317,6 +317,7 @@ def formulas(count: int) -> tuple[cavs.Graphs, np.ndarray, np.ndarray]:
     return cavs.from_parents([[3, 3, 4, 4, -1]] * count), pictures.reshape(-1, 8, 8).astype(np.float32), digits.max(1)
 
 
+@pytest.mark.slow
 def test_a_tree_lstm_learns_to_read_glyphs() -> None:
     program = cavs.vertex_programs.GlyphTreeLSTM(hidden=16, inputs=8)
     F, (graphs, x, results) = program.vertex_function(), formulas(200)
@@ -358,6 +359,7 @@ def test_without_memory_for_measuring_xla_runs(monkeypatch: pytest.MonkeyPatch, 
     choice_module._records.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_bench_measures_every_part(as_on_a_card: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     def in_stages(x: jax.Array, w: jax.Array, padding: Any, layout: Any) -> jax.Array:
         return staged(x, w, padding, layout.m)

@@ -171,6 +171,7 @@ def test_labels_of_minus_one_are_no_labels(tmp_path):
         assert recipe.sums(params, batch)["count"] == has.sum() < has.size
 
 
+@pytest.mark.slow
 def test_padding_graphs_do_not_count_and_the_key_determines_dropout(tmp_path):
     options = TreeOptions(train=(trees(tmp_path / "t.txt", 22),), hidden=4, program="tree-fc", dropout=0.5, batch=4)
     data = Trees.read(options)

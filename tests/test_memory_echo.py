@@ -49,6 +49,7 @@ def test_gradients_are_those_of_the_function(name):
     assert_close(jax.jit(jax.value_and_grad(recompute(loss, "min")))(params, batch), want, 1e-12)
 
 
+@pytest.mark.slow
 def test_the_attention_of_a_decoder_is_computed_again():
     loss = models.nmt_loss
     sizes = SMALL["nmt"] | {"length": 40, "hidden": 32}
@@ -81,6 +82,7 @@ def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch)
     assert f"budget={floor}" in str(error.value)
 
 
+@pytest.mark.slow
 def test_every_budget_above_the_floor_is_kept():
     """Plans that are tried for one budget do not change which one is the smallest."""
     loss, params, batch, _ = models.resnet_with_group_norm(4, 8)
@@ -158,6 +160,7 @@ def test_auxiliary_results_pytrees_closures_keywords_and_donation():
     assert recompute(loss).__name__ == "loss"
 
 
+@pytest.mark.slow
 def test_vmap_second_derivatives_and_nested_loops():
     def f(w, x):
         def outer(h, row):
@@ -367,6 +370,7 @@ def test_gradients_are_computed_before_the_cotangent_goes_on():
     assert len(tied) >= 2
 
 
+@pytest.mark.slow
 def test_products_that_save_much_for_their_flops_run_twice_first():
     """Of a bottleneck block, 1 x 1 convolutions have a quarter of the FLOPs and most of the bytes."""
     params, batch = jax.eval_shape(partial(models.resnet_init, width=16, batch=8, pixels=64, blocks=3), jax.random.key(0))

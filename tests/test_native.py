@@ -138,6 +138,7 @@ def test_axes_of_one_are_repeated(name: str) -> None:
     assert_same(lambda engine: value_and_gradients(params, keys, sched, engine, function))
 
 
+@pytest.mark.slow
 def test_vmap_and_second_derivatives_run_on_engine_scan() -> None:
     sched = cavs.schedule(cavs.from_parents([[2, 2, 3, -1], [1, -1]]))
     x = rows(sched)
