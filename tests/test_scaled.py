@@ -1,5 +1,7 @@
 """Products in float16 of states that F bounds at vertices with children, but not at leaves: scaled by the largest leaf."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,8 +12,11 @@ import pytest
 import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.persistent import forward, lower
+from cavs._engines.persistent.launch import leaf_exponent
 from cavs._function import products
 from cavs._run import plans
+from cavs._schedule.batches import StackScheduler
+from cavs._schedule.shape_choice import Options
 from cavs.kernels import H200
 from tests.odd_graphs import joined, random_binary_tree
 from tests.persistent_programs import INTERPRETED, INTERPRETER, TREES, assert_near, values
@@ -99,6 +104,41 @@ def test_numbers_that_are_not_finite_reach_their_ancestors_alone(number: float, 
     x[3, 5] = number
     want, got = (np.asarray(values(F, params, TREES, x, engine)[0]) for engine in ("scan", INTERPRETED))
     assert (np.isnan(want) == np.isnan(got)).all() and np.allclose(want, got, atol=2e-3, equal_nan=True)
+
+
+@INTERPRETER
+def test_leaves_of_a_kind_that_the_batch_lacks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding of this kind computes 1e20 times a word."""
+    monkeypatch.setattr(forward, "is_long", lambda *args: True)
+
+    def fn(p: Any, v: cavs.Vertex, scale: float) -> None:
+        h = v.pull() * scale if v.is_leaf() else PROGRAMS["both children"](p, v.gather(0), v.gather(1))
+        v.scatter(h)
+        v.push(h)
+
+    fns = {"small": functools.partial(fn, scale=1.0), "large": functools.partial(fn, scale=1e20)}
+    F, params = cavs.VertexFunction(fns, state=(H,), arity=2), params_of()
+    small, large = (
+        dataclasses.replace(TREES, kind=np.where(TREES.height > 0, 0, k).astype(np.int32), kind_names=tuple(fns))
+        for k in (0, 1)
+    )
+    both = cavs.Graphs.concat([small, large])
+    shape = cavs.schedule(both, scripts=True).shape
+    batch = StackScheduler(both, Options(kinds=True, scripts=True)).stack([np.arange(len(small))], shape)[0]
+    sched = cavs.Schedule(batch, shape)
+    assert sched.leaf_count[1] == 0 < shape.leaves[1] and shape.levels
+    x = sched.pad(np.random.default_rng(1).standard_normal((TREES.num_vertices, H)).astype(np.float32))
+    want, got = (np.asarray(cavs.run(F, params, sched, x, engine=engine)) for engine in ("scan", INTERPRETED))
+    assert_near(got, want, 2e-3)
+
+
+def test_the_largest_leaf_is_one_of_the_batch() -> None:
+    sched = cavs.schedule(TREES, scripts=True)
+    first, rows = int(sched.task_row[0]), sched.shape.pad + sum(sched.shape.leaves)
+    assert 0 < first <= rows
+    state = jnp.full((rows + 5, 2, H), 1e20, jnp.float32).at[:first].set(-3.0)
+    assert leaf_exponent(state, sched) == products.exponent_of(jnp.float32(3.0))
+    assert leaf_exponent(state, sched, 100.0) == products.exponent_of(jnp.float32(100.0))
 
 
 @pytest.mark.parametrize("largest", [2.0**-100, 1e-5, 1.0, 127.9, 128.0, 129.0, 65504.0, 3e38])

@@ -16,7 +16,7 @@ from cavs._engines.persistent.chip import MEASURED, LaunchOptions, Layouts, conf
 from cavs._engines.persistent.explain import explain_launches
 from cavs._engines.persistent.forward import forward_of
 from cavs._engines.persistent.indices import gathered, parents, some_rows
-from cavs._engines.persistent.launch import LaunchArrays, launch
+from cavs._engines.persistent.launch import LaunchArrays, launch, leaf_exponent
 from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
 from cavs._engines.persistent.marks import marked
 from cavs._engines.scan.engine import Scan
@@ -24,7 +24,7 @@ from cavs._engines.scan.task import eager_cotangents
 from cavs._function.domains import EDGE
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
-from cavs._function.products import exponent_of, exponent_of_power
+from cavs._function.products import exponent_of_power
 from cavs._function.split import Split
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
@@ -222,10 +222,10 @@ def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:
 
     If F bounds only what vertices with children scatter, it searches the leaves for larger numbers.
     """
-    plan, shape, gathered = batch.plan, batch.sched.shape, gathered_operands(part)
+    plan, gathered = batch.plan, gathered_operands(part)
     everywhere, inner = state_bounds(plan), state_bounds(plan, leaves=False)
     leaves = {
-        i: exponent_of(saved.states[i][: shape.pad + sum(shape.leaves)], inner[i])
+        i: leaf_exponent(saved.states[i], batch.sched, inner[i])
         for i in {*gathered.values()} - plan.overwritten
         if everywhere[i] == math.inf > inner[i] and saved.states[i].dtype == jnp.float32
     }

@@ -61,8 +61,7 @@ def launch(
     """
     program, states = recurrence.program, given.states
     configs, wide_rows = launch_configs(recurrence, how, sched.shape)
-    leaf_rows = sched.shape.pad + sum(sched.shape.leaves)
-    constants, weights = _constants(recurrence, given.statics, [x[:leaf_rows] for x in states])
+    constants, weights = _constants(recurrence, given.statics, [leaf_exponent(states[i], sched) for i in recurrence.scaled])
     integers = integers_of(recurrence, rows, sched, sched.task_row[0], wide_rows if len(configs) > 1 else None, given.row)
     tensors = given.tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     leaves = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
@@ -70,7 +69,7 @@ def launch(
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
     arrays = persistent.Arrays(tensors, constants, used, leaves, _outputs(recurrence, rows))
-    ready = functools.partial(_ready, recurrence, leaf_rows)
+    ready = functools.partial(_ready, recurrence, sched.shape.pad + sum(sched.shape.leaves))
     out, lost = run_launches(recurrence, how, sched.shape, configs, weights, arrays, ready)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
@@ -83,15 +82,27 @@ def launch(
     return out, lost
 
 
+def leaf_exponent(state: jax.Array, sched: Schedule, least: float = 0.0) -> jax.Array:
+    """Returns `exponent_of(...)` what the leaves of a batch scatter. Padding may be of a kind of which the batch has no leaves.
+
+    `state`: (rows, ...), of which the rows of the leaves are known.
+    """
+    leaves = state[: sched.shape.pad + sum(sched.shape.leaves)]
+    of_batch = jnp.arange(len(leaves)) < sched.task_row[0]
+    return exponent_of(jnp.where(of_batch.reshape(-1, *(1,) * (state.ndim - 1)), leaves, 0), least)
+
+
 def _constants(
-    recurrence: Recurrence, statics: list[jax.Array], leaves: list[jax.Array]
+    recurrence: Recurrence, statics: list[jax.Array], exponents: list[jax.Array]
 ) -> tuple[dict[Tensor, jax.Array], dict[Var, jax.Array]]:
-    """Returns the static values that the program reads, and the weights of its products. `leaves`: the states of the leaves."""
+    """Returns the static values that the program reads, and the weights of its products.
+
+    `exponents`: of the states that are scaled, those of the leaves.
+    """
     part, program = recurrence.part, recurrence.program
     env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
     if recurrence.factor is not None:
-        exponent = functools.reduce(jnp.maximum, (exponent_of(leaves[i]) for i in recurrence.scaled))
-        env[recurrence.factor] = scale_to(exponent, PRECISIONS[recurrence.precision].largest)
+        env[recurrence.factor] = scale_to(functools.reduce(jnp.maximum, exponents), PRECISIONS[recurrence.precision].largest)
     evaluate(recurrence.static_eqns, env, {})
     values = {Tensor(TensorRole.STATIC, n): env[v] for n, v in enumerate(recurrence.statics) if v not in recurrence.weights}
     if len(program.scales) == 1 < len(values):  # XLA would search the weight again for each element of the vector of constants
