@@ -74,7 +74,7 @@ def test_leaves_may_scatter_what_float16_does_not_hold(monkeypatch: pytest.Monke
     monkeypatch.setattr(products, "_faster_gradient", lambda *_: True)
     monkeypatch.setattr(products.lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
     monkeypatch.setattr(
-        "cavs._engines.persistent.engine.exponent_of", lambda x, least: searched.append((x.shape, least)) or search(x, least)
+        "cavs._engines.persistent.launch.exponent_of", lambda x, least: searched.append((x.shape, least)) or search(x, least)
     )
     assert_near(values(F, params, graphs, x, laid_out(interpret=True)), exact, 2e-3)
     shape = cavs.schedule(graphs, scripts=True).shape
