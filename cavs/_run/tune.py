@@ -65,7 +65,7 @@ class Task(NamedTuple):
 
     @property
     def given(self) -> PyTree:
-        """What a compiled loop of passes is given. XLA would evaluate what depends on constants alone, which takes seconds."""
+        """The arguments of a compiled loop of passes. If they were constants, XLA would evaluate them for seconds."""
         return self.params, self.sched, self.inputs, self.edges
 
 

@@ -89,8 +89,8 @@ def with_scaled_products(
     return out, domain, inverses
 
 
-def scaled(x: Var, factor: Var, domain: Domains, eqns: list[Eqn]) -> Var:
-    """Returns a variable for `x * factor`; see `in_domain`. `factor`: a static scalar."""
+def multiplied(x: Var, factor: Var, domain: Domains, eqns: list[Eqn]) -> Var:
+    """Returns a variable for `x * factor`, and appends its equations; see `in_domain`. `factor`: a static scalar."""
     made = Var(x.aval)
     eqns += _traced(lambda x, factor: x * factor, [x, factor], [made])
     domain[made] = domain[x]

@@ -83,9 +83,11 @@ def launch(
 
 
 def leaf_exponent(state: jax.Array, sched: Schedule, least: float = 0.0) -> jax.Array:
-    """Returns `exponent_of(...)` what the leaves of a batch scatter. Padding may be of a kind of which the batch has no leaves.
+    """Returns the exponent of the largest number that the leaves of a batch scatter; see `exponent_of`.
 
-    `state`: (rows, ...), of which the rows of the leaves are known.
+    Padding does not count: it may be of a kind of which the batch has no leaves.
+
+    `state`: (rows, ...). The rows of the leaves must have been written.
     """
     leaves = state[: sched.shape.pad + sum(sched.shape.leaves)]
     of_batch = jnp.arange(len(leaves)) < sched.task_row[0]
@@ -105,7 +107,7 @@ def _constants(
         env[recurrence.factor] = scale_to(functools.reduce(jnp.maximum, exponents), PRECISIONS[recurrence.precision].largest)
     evaluate(recurrence.static_eqns, env, {})
     values = {Tensor(TensorRole.STATIC, n): env[v] for n, v in enumerate(recurrence.statics) if v not in recurrence.weights}
-    if len(program.scales) == 1 < len(values):  # XLA would search the weight again for each element of the vector of constants
+    if len(program.scales) == 1 < len(values):  # else XLA searches the weight once for each element of the constants
         (name,) = program.scales.values()
         values[name] = barrier(values[name])
     constants = {name: constant_in_memory(x, program) for name, x in values.items()}

@@ -15,7 +15,7 @@ from jax.core import ShapedArray
 
 from cavs._engines.persistent.bounds import bound, bounds, state_bounds
 from cavs._engines.persistent.chip import candidates
-from cavs._engines.persistent.device_equations import in_domain, rewritten, scaled, with_scaled_products, zeros_in_domain
+from cavs._engines.persistent.device_equations import in_domain, multiplied, rewritten, with_scaled_products, zeros_in_domain
 from cavs._engines.persistent.replaced import Replaced, halved_states, reading_replaced, replaced_by_cuts
 from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
@@ -75,7 +75,7 @@ class Way(NamedTuple):
     forward: bool  # whether it is the forward
     forest: bool  # whether no vertex has two parents
     keep: bool  # whether a forward keeps values for a backward
-    scaled: bool = False  # whether a forward scales what products read, by the largest number of the leaves; see `scaled`
+    scaled: bool = False  # whether a forward scales what its products read; see `scaled_forward_of`
 
 
 class Recurrence:
@@ -251,7 +251,7 @@ class Recurrence:
             states = [a for a in addresses if a.tensor.role is TensorRole.STATE and a.tensor.number in self.scaled]
             if states and self.factor is not None:
                 twins = [dataclasses.replace(a, tensor=dataclasses.replace(a.tensor, half=True)) for a in states]
-                places[scaled(v, self.factor, domains, eqns)] = twins
+                places[multiplied(v, self.factor, domains, eqns)] = twins
 
     def _unread_slots(self) -> list[tuple[int, int, ShapedArray]]:
         """Returns (slot, state, its type) for each slot in which a state is not read although another slot reads it.
@@ -324,10 +324,12 @@ def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) 
 
 
 def _scaled(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:
-    plain, largest = _recurrence_of(plan, name, way._replace(scaled=False), target), state_bounds(plan, leaves=False)
+    """Returns what `scaled_forward_of` does. Raises `Unfit` in place of `None`."""
+    plain = _recurrence_of(plan, name, way._replace(scaled=False), target)
     if isinstance(plain, Unfit):
         raise plain
-    states, why = _states_of_products(plain.program), "products are not in scaled float16"
+    why = "its products cannot be in scaled float16"
+    states, largest = _states_of_products(plain.program), state_bounds(plan, leaves=False)
     if PRECISIONS[plain.precision].instead_of or not states or any(largest[i] == math.inf for i in states):
         raise Unfit(why)
     made = Recurrence(plan.inner[name], way, _pushed(plan), largest, plain.replaced, states)
