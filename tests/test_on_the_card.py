@@ -65,7 +65,7 @@ def test_copied_states_on_the_card(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["scan", "persistent"])
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "TreeFC", "LSTM", "linear"])
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "TreeFC", "LSTM", "GRU", "linear"])
 def test_products_in_float16_on_the_card(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager and lazy products, as where they are large: as near as in tf32, and twice the same bits."""
     make, graphs = CASES[name]

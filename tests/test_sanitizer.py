@@ -25,6 +25,11 @@ def run(name, hidden, graphs=None, engine="persistent"):
 RUNS = {
     "BinaryTreeLSTM": "run('BinaryTreeLSTM', 64)",
     "ChildSumTreeLSTM": "run('ChildSumTreeLSTM', 64)",
+    "scaled float16": """
+from cavs._engines.persistent import forward as _forward
+_forward.is_long = lambda *sizes: True
+run("TreeFC", 64)
+""",
     "wide levels": """
 wide = laid_out(wide=lambda level, config: (_wide_levels.fitting(level, 64, _H200)[0], 16))
 run("TreeFC", 256, joined([random_binary_tree(9, seed=n) for n in range(40)]), wide)
