@@ -81,7 +81,6 @@ class Batch {
   void write_scripts(const int64_t* layout, int32_t* out) const;
   void write_parts(const int64_t* layout, int32_t* starts) const;
 
-  int64_t source_of(int64_t vertex) const { return shift_[graph_[vertex]] + vertex; }
   int64_t children_of(int64_t inner_row) const { return before_[inner_row + 1] - before_[inner_row]; }
 
   Graphs g_;
@@ -89,10 +88,11 @@ class Batch {
   bool rooted_, forest_;
   std::vector<int64_t> shift_;                // (G,) a vertex's row in the graphs, minus its number in the batch
   std::vector<int32_t> begin_, root_, work_;  // (G + 1,) first vertex of each graph; (G,) first root; inner vertices
-  std::vector<int32_t> graph_, key_;          // (V,) height * kinds + kind
-  std::vector<char> has_parent_;              // (V,)
+  std::vector<int32_t> key_;                  // (V,) height * kinds + kind
+  std::vector<char> has_parent_;              // of the vertices of one graph
   std::vector<int32_t> count_;                // (levels * kinds,) vertices by key
-  std::vector<int32_t> next_, inner_next_;    // by key, where the next vertex goes
+  std::vector<int32_t> next_;                 // by key, where the next vertex goes
+  std::vector<int32_t> to_inner_;             // by key, from a place among the sorted vertices to one among the inner ones
   std::vector<int32_t> position_;             // (V,) place of each vertex among the sorted vertices
   std::vector<int32_t> leaf_, inner_;         // vertices in schedule order: leaves by kind; inner vertices by kind, then height
   std::vector<int32_t> before_;               // (I + 1,) edges before each inner vertex
@@ -116,15 +116,15 @@ void Batch::sort(const Graphs& graphs, const int64_t* index, int64_t count) {
     begin_[j + 1] = (int32_t)vertices;
   }
   num_vertices_ = vertices, num_edges_ = fan_in_ = 0, rooted_ = true;
-  graph_.resize(vertices), key_.resize(vertices), has_parent_.assign(vertices, 0), count_.assign(num_kinds_, 0);
+  key_.resize(vertices), count_.assign(num_kinds_, 0);
   int64_t roots = 0;
   for (int64_t j = 0; j < count; j++) {
     int64_t first = begin_[j], size = begin_[j + 1] - first;
+    has_parent_.assign(size, 0);
     read_graph(j, first, size);
-    int64_t mine = size;
-    for (int64_t v = first; v < first + size; v++) mine -= has_parent_[v];
-    const void* root = size ? memchr(&has_parent_[first], 0, size) : nullptr;
-    root_[j] = (int32_t)(root ? (const char*)root - has_parent_.data() : first);
+    int64_t mine = std::count(has_parent_.begin(), has_parent_.end(), 0);
+    auto root = mine ? std::find(has_parent_.begin(), has_parent_.end(), 0) : has_parent_.begin();
+    root_[j] = (int32_t)(first + (root - has_parent_.begin()));
     rooted_ &= mine == 1, roots += mine;
   }
   forest_ = vertices - roots == num_edges_;
@@ -146,23 +146,23 @@ void Batch::read_graph(int64_t graph, int64_t first, int64_t size) {
     require(key < MOST, TOO_LARGE);
     if (key >= (int64_t)count_.size()) count_.resize((height + 1) * num_kinds_, 0);
     count_[key]++;
-    graph_[first + v] = (int32_t)graph, key_[first + v] = (int32_t)key;
+    key_[first + v] = (int32_t)key;
     inner += height > 0;
     fan_in_ = std::max(fan_in_, end - edge), num_edges_ += end - edge;
     for (; edge < end; edge++) {
       int64_t child = g_.children[edge];
       require(child >= 0 && child < size, BAD_GRAPHS);
-      has_parent_[first + child] = 1;
+      has_parent_[child] = 1;
     }
   }
   require(num_edges_ <= MOST, TOO_LARGE);
   work_[graph] = (int32_t)inner;
 }
 
-// The counting sort.
+// The counting sort. Graphs are read one after another, which writes to each level in order.
 void Batch::place() {
   int64_t keys = (int64_t)count_.size(), kinds = num_kinds_;
-  next_.resize(keys), inner_next_.resize(keys);
+  next_.resize(keys), to_inner_.resize(keys);
   leaves_.assign(count_.begin(), count_.begin() + kinds), inner_count_.assign(kinds, 0), inner_start_.resize(kinds);
   int64_t at = 0;
   for (int64_t key = 0; key < keys; key++) next_[key] = (int32_t)at, at += count_[key];
@@ -170,29 +170,29 @@ void Batch::place() {
   at = 0;
   for (int64_t kind = 0; kind < kinds; kind++) {
     inner_start_[kind] = at;
-    for (int64_t key = kinds + kind; key < keys; key += kinds) inner_next_[key] = (int32_t)at, at += count_[key];
+    for (int64_t key = kinds + kind; key < keys; key += kinds) to_inner_[key] = (int32_t)at - next_[key], at += count_[key];
     inner_count_[kind] = at - inner_start_[kind];
   }
-  position_.resize(num_vertices_), leaf_.resize(num_leaves_), inner_.resize(num_vertices_ - num_leaves_);
-  for (int64_t v = 0; v < num_vertices_; v++) {
-    int32_t key = key_[v], row = position_[v] = next_[key]++;
-    if (key < kinds) leaf_[row] = (int32_t)v;
-    else inner_[inner_next_[key]++] = (int32_t)v;
+  position_.resize(num_vertices_), leaf_.resize(num_leaves_), inner_.resize(at), before_.resize(at + 1);
+  for (int64_t j = 0; j < num_graphs_; j++) {
+    const int64_t* offsets = g_.child_offsets + shift_[j];
+    for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
+      int32_t key = key_[v], row = position_[v] = next_[key]++;
+      if (key < kinds) {
+        leaf_[row] = (int32_t)v;
+      } else {
+        int32_t inner = row + to_inner_[key];
+        inner_[inner] = (int32_t)v, before_[inner + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
+      }
+    }
   }
 }
 
+// Sums the numbers of children, so that `before_` says where those of each vertex begin.
 void Batch::count_edges() {
-  before_.resize(inner_.size() + 1), edges_.assign(num_kinds_, 0);
-  int64_t at = before_[0] = 0;
-  for (int64_t kind = 0; kind < num_kinds_; kind++) {
-    int64_t begun = at;
-    for (int64_t r = inner_start_[kind]; r < inner_start_[kind] + inner_count_[kind]; r++) {
-      int64_t source = source_of(inner_[r]);
-      at += g_.child_offsets[source + 1] - g_.child_offsets[source];
-      before_[r + 1] = (int32_t)at;
-    }
-    edges_[kind] = at - begun;
-  }
+  edges_.resize(num_kinds_), before_[0] = 0;
+  for (size_t r = 1; r < before_.size(); r++) before_[r] += before_[r - 1];
+  for (int64_t k = 0; k < num_kinds_; k++) edges_[k] = before_[inner_start_[k] + inner_count_[k]] - before_[inner_start_[k]];
 }
 
 // Writes what decides the shape of the schedule: `BatchSizes` in cavs/_schedule/shape_choice.py.
@@ -320,27 +320,41 @@ void Batch::write_vertices(const int64_t* layout, int32_t* out) const {
 void Batch::write_edges(const int64_t* layout, int32_t* out) const {
   int32_t pad = (int32_t)layout[PAD], *child = out + layout[EDGE_CHILD];
   bool ragged = !layout[ARITY];
+  std::vector<int32_t*> of_key(count_.size());  // where the child of edge 0 would be, if it were of the kind of this key
+  for (int64_t k = 0; k < num_kinds_; k++) {
+    for (size_t key = k; key < of_key.size(); key += num_kinds_) of_key[key] = child - before_[inner_start_[k]];
+    child += layout[SIZES + 2 * num_kinds_ + k];
+  }
+  int32_t* parent = layout[LEVELS] && layout[FOREST] ? out + layout[PARENT_EDGE] : nullptr;  // the one edge above each row
+  if (parent) std::fill_n(parent, layout[ROWS], -1);
+  for (int64_t j = 0; j < num_graphs_; j++) {
+    const int64_t* offsets = g_.child_offsets + shift_[j];
+    const int32_t* position = position_.data() + begin_[j];
+    for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
+      int64_t key = key_[v], edge = offsets[v], end = offsets[v + 1];
+      if (key < num_kinds_) continue;
+      int32_t number = before_[position_[v] + to_inner_[key]], *to = of_key[key];
+      for (; edge < end; edge++, number++) {
+        int32_t row = to[number] = position[g_.children[edge]] + pad;
+        if (parent) parent[row] = number;
+      }
+    }
+  }
+  child = out + layout[EDGE_CHILD];
   int32_t *first_edge = out + layout[FIRST_EDGE], *num_children = out + layout[NUM_CHILDREN], *owner = out + layout[EDGE_OWNER];
   for (int64_t k = 0; k < num_kinds_; k++) {
     int64_t inner_size = layout[SIZES + num_kinds_ + k], size = layout[SIZES + 2 * num_kinds_ + k];
-    int64_t first = inner_start_[k], count = inner_count_[k];
-    int32_t *to = child, *to_owner = owner;
-    for (int64_t r = 0; r < count; r++) {
-      int64_t v = inner_[first + r], source = source_of(v), n = children_of(first + r);
-      const int32_t* children = g_.children + g_.child_offsets[source];
-      const int32_t* position = position_.data() + begin_[graph_[v]];
-      for (int64_t i = 0; i < n; i++) *to++ = position[children[i]] + pad;
-      if (ragged) {
-        first_edge[r] = before_[first + r] - before_[first], num_children[r] = (int32_t)n;
-        std::fill_n(to_owner, n, (int32_t)r), to_owner += n;
-      }
-    }
     repeat_first(child, edges_[k], size), child += size;
-    if (ragged) {
-      repeat_first(first_edge, count, inner_size), repeat_first(num_children, count, inner_size);
-      std::fill(to_owner, owner + size, (int32_t)inner_size);
-      first_edge += inner_size, num_children += inner_size, owner += size;
+    if (!ragged) continue;
+    int64_t first = inner_start_[k], count = inner_count_[k];
+    int32_t* to_owner = owner;
+    for (int64_t r = 0; r < count; r++) {
+      first_edge[r] = before_[first + r] - before_[first], num_children[r] = (int32_t)children_of(first + r);
+      to_owner = std::fill_n(to_owner, num_children[r], (int32_t)r);
     }
+    repeat_first(first_edge, count, inner_size), repeat_first(num_children, count, inner_size);
+    std::fill(to_owner, owner + size, (int32_t)inner_size);
+    first_edge += inner_size, num_children += inner_size, owner += size;
   }
 }
 
@@ -365,6 +379,7 @@ void Batch::write_tasks(const int64_t* layout, int32_t* out) const {
 void Batch::write_scripts(const int64_t* layout, int32_t* out) const {
   out[layout[NUM_LEVELS]] = (int32_t)height_;
   write_parts(layout, out + layout[PART_START]);
+  if (layout[FOREST]) return;  // `write_edges` did the rest
   int64_t rows = layout[ROWS];
   int32_t *parent = out + layout[PARENT_EDGE], *count = out + layout[PARENT_COUNT], *first = out + layout[PARENT_FIRST];
   auto for_edges = [&](auto visit) {  // the row of each edge's child, and the number of the edge
@@ -374,11 +389,6 @@ void Batch::write_scripts(const int64_t* layout, int32_t* out) const {
       for (int64_t e = 0; e < edges_[k]; e++) visit(child[e], edge++);
     }
   };
-  if (layout[FOREST]) {
-    std::fill_n(parent, rows, -1);
-    for_edges([&](int32_t row, int32_t edge) { parent[row] = edge; });
-    return;
-  }
   for_edges([&](int32_t row, int32_t) { count[row]++; });
   for (int64_t row = 1; row < rows; row++) first[row] = first[row - 1] + count[row - 1];
   std::vector<int32_t> next(first, first + rows);
