@@ -290,6 +290,25 @@ def test_arrays_that_are_not_contiguous_are_copied() -> None:
     assert_same(cavs.Schedule(data, shape), cavs.schedule(graphs, fields=("label",)))
 
 
+def test_memory_is_given_again_when_nothing_refers_to_it() -> None:
+    graphs = joined([chain(3), star(3)])
+    scheduler, shape = StackScheduler(graphs, options_for(graphs)), cavs.schedule(graphs).shape
+
+    def stack() -> np.ndarray:
+        return scheduler.stack([np.arange(2)], shape)
+
+    part = stack()[:, 3:].reshape(-1)[1:]  # a view of views keeps it
+    first, kept = part.__array_interface__["data"][0], part.copy()
+    others = [stack(), stack()]
+    assert not any(np.shares_memory(part, other) for other in others) and (part == kept).all()
+    of_jax = jax.device_put(stack())
+    del part
+    gc.collect()
+    again = stack()
+    assert again.__array_interface__["data"][0] <= first < again.__array_interface__["data"][0] + again.nbytes
+    assert (np.asarray(of_jax) == again).all() and (others[0] == again).all()
+
+
 def test_a_cut_knows_whether_tasks_have_room_for_their_edges() -> None:
     assert not Cut(((8, 16), (2, 4))).limited and not Cut(((2, 600),), serial=True).limited
     assert [of.cls for of in Cut(((16, 64), (2, 64), (2, 600))).limited] == [0, 1]

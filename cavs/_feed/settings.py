@@ -29,7 +29,7 @@ STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
 # On a CPU: at most so many training steps in one dispatch, and so many vertices. Larger batches gain nothing from it.
 STEPS_ON_CPU, VERTICES_ON_CPU = 8, 32_768
 AHEAD = 2  # dispatches that wait on a GPU
-THREADS = 8  # that schedule for a GPU, at most one for two cores
+THREADS = 16  # that schedule for a GPU, at most one for each core
 
 Source: TypeAlias = Graphs | tuple[Graphs, Pick]
 
@@ -268,7 +268,7 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
 
 def threads_of(settings: Settings) -> int:
     """Returns the threads that schedule the batches of a dispatch. On a CPU the training step needs the cores."""
-    return max(1, min(THREADS, (os.cpu_count() or 1) // 2)) if settings.target.is_gpu else 1
+    return max(1, min(THREADS, os.cpu_count() or 1)) if settings.target.is_gpu else 1
 
 
 def ahead_of(settings: Settings) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.reference import ReferenceBatch
 from cavs._schedule.schedule import Schedule
-from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
+from cavs._schedule.shape import PARTS, Recycled, Shape, aligned, length_of, slots_of
 from cavs._schedule.shape_choice import (
     BatchSizes,
     Kinds,
@@ -61,7 +61,7 @@ class StackScheduler:
 
     def __init__(self, graphs: Graphs, options: Options, threads: int = 1):
         self._graphs, self._options, self._threads = graphs, options, threads
-        self._num_kinds = len(kind_names(graphs, options.kinds))
+        self._num_kinds, self._memory = len(kind_names(graphs, options.kinds)), Recycled()
         self._source = Source(graphs, self._num_kinds, options.kinds, options.fields) if compiled() else None
 
     def stack(self, batches: Sequence[np.ndarray], shape: Shape, room: int | None = None) -> np.ndarray:
@@ -70,7 +70,7 @@ class StackScheduler:
         `batches`: of each batch, the numbers of its graphs. `room`: the first axis of the result, if it is longer; it ends with
         zeros. Raises `NoRoom` if a batch does not fit `shape`.
         """
-        out = aligned(room or len(batches), length_of(shape))
+        out = self._memory.empty(room or len(batches), length_of(shape))
         out[len(batches) :] = 0
         cut = Cut(shape.classes, self._options.policy == "serial")
         if self._source is not None:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import weakref
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -117,3 +118,20 @@ def aligned(*dims: int) -> np.ndarray:
     memory = np.empty(count + ALIGNED, np.int32)
     begin = -(memory.__array_interface__["data"][0] // memory.itemsize) % ALIGNED
     return memory[begin : begin + count].reshape(dims)
+
+
+class Recycled:
+    """Memory for arrays of int32, given again once nothing refers to an array in it: the pages of new memory cost time."""
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+
+    def empty(self, *dims: int) -> np.ndarray:
+        """Returns an array of this shape as `aligned` does, in the memory of an earlier one if that has the same size."""
+        memory, count = self._free.pop() if self._free else None, math.prod(dims)
+        if memory is None or memory.size != count:
+            memory = aligned(count)
+        # Arrays that are views of this one, and JAX until it has copied them, keep it alive, and not `memory` alone.
+        array = np.frombuffer(memory.data, np.int32)
+        weakref.finalize(array, self._free.append, memory).atexit = False
+        return array.reshape(dims)
