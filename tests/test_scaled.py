@@ -20,6 +20,8 @@ from cavs._schedule.shape_choice import Options
 from cavs.kernels import H200
 from tests.odd_graphs import joined, random_binary_tree
 from tests.persistent_programs import INTERPRETED, INTERPRETER, TREES, assert_near, values
+from tests.random_gated import Cell, check, long_launches
+from tests.slow import few
 
 H = 32
 
@@ -152,6 +154,23 @@ def test_scale(largest: float) -> None:
 def test_root_of_product(a: int, b: int) -> None:
     root = products.root_of_product(jnp.float32(2.0**a), jnp.float32(2.0**b))
     assert float(root) == 2.0 ** ((a + b) / 2)
+
+
+def test_random_cells_multiply_in_float16() -> None:
+    found = []
+    for seed in range(12):
+        cell = Cell(seed)
+        with long_launches() as how, jax.default_matmul_precision("tensorfloat32"):
+            jax.eval_shape(lambda *given: values(cell.function(), given[0], cell.graphs, given[1], INTERPRETED), *cell.given())
+        found += how[:1]
+    assert {"f16", "scaled f16"} <= set(found) and found.count("tf32") < 6, found
+
+
+@INTERPRETER
+@pytest.mark.parametrize("seed", few(range(3), 1))
+def test_random_cells(seed: int) -> None:
+    """More: `python -m tests.random_gated`."""
+    check(Cell(seed))
 
 
 @pytest.mark.gpu
