@@ -102,6 +102,13 @@ def long_launches() -> Iterator[list[str]]:
         yield how
 
 
+def precision_of(cell: Cell) -> str:
+    """Returns the precision of the forward of a cell, without running it."""
+    with long_launches() as how, jax.default_matmul_precision("tensorfloat32"):
+        jax.eval_shape(lambda *given: values(cell.function(), given[0], cell.graphs, given[1], INTERPRETED), *cell.given())
+    return how[0]
+
+
 def check(cell: Cell, on: Any = INTERPRETED) -> str:
     """Raises AssertionError if pushes or gradients differ from engine scan's more than rounding does, or from a second run.
 
