@@ -2,6 +2,7 @@
 
 from cavs.kernels import persistent as persistent
 from cavs.kernels._cpu.call import native_call as native_call
+from cavs.kernels._cpu.cores import usable_cores as usable_cores
 from cavs.kernels._cpu.library import (
     NATIVE_GRADIENTS as NATIVE_GRADIENTS,
     NATIVE_LEVELS as NATIVE_LEVELS,

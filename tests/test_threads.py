@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs._feed import settings
 from cavs._feed.thread import prefetch
+from cavs.kernels import H200, Target
 from tests.odd_graphs import joined, random_binary_tree
 
 GRAPHS = joined([random_binary_tree(1 + n % 7, seed=n) for n in range(30)])
@@ -232,3 +234,13 @@ def test_a_script_ends_at_once(how: str, batches: str, tmp_path: Path) -> None:
         finally:
             script.kill()  # one that hangs fails the test, and does not hang it
     assert ("KeyboardInterrupt" in text) == interrupted and text.count("Traceback") == interrupted, text
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 3), (64, 16)])
+def test_as_many_threads_schedule_for_a_gpu_as_the_process_has_cores(
+    cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "usable_cores", lambda: cores)
+    like = settings.Settings(None, None, None, "", "", 1, None, None, None, None, H200)
+    assert settings.threads_of(like) == threads
+    assert settings.threads_of(like._replace(target=Target("cpu"))) == 1

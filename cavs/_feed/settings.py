@@ -1,7 +1,6 @@
 """Validates the arguments of a loader, and fills in the defaults of the device."""
 
 import functools
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -18,7 +17,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape_choice import Kinds, Options
-from cavs.kernels import Target
+from cavs.kernels import Target, usable_cores
 
 GROUPS = ("balanced", "similar", "random")
 LAST = ("short", "drop", "pad")
@@ -29,7 +28,7 @@ STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
 # On a CPU: at most so many training steps in one dispatch, and so many vertices. Larger batches gain nothing from it.
 STEPS_ON_CPU, VERTICES_ON_CPU = 8, 32_768
 AHEAD = 2  # dispatches that wait on a GPU
-THREADS = 16  # that schedule for a GPU, at most one for each core
+THREADS = 16  # that schedule for a GPU, at most one for each core of this process
 
 Source: TypeAlias = Graphs | tuple[Graphs, Pick]
 
@@ -268,7 +267,7 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
 
 def threads_of(settings: Settings) -> int:
     """Returns the threads that schedule the batches of a dispatch. On a CPU the training step needs the cores."""
-    return max(1, min(THREADS, os.cpu_count() or 1)) if settings.target.is_gpu else 1
+    return min(THREADS, usable_cores()) if settings.target.is_gpu else 1
 
 
 def ahead_of(settings: Settings) -> int:
