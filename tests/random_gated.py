@@ -4,10 +4,7 @@ Forward launches multiply in float16 if F bounds what vertices with children sca
 z a + (1 - z) b by a sigmoid. If the leaves have no bound, the largest of them scales what products read.
 """
 
-import argparse
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +18,7 @@ import cavs
 from cavs._engines.persistent import engine, forward
 from tests.odd_graphs import chain, joined, random_binary_tree
 from tests.persistent_programs import INTERPRETED, values
+from tests.random_halved import arguments, report
 
 HIDDEN = 32  # float16 needs sums over multiples of 32
 # `a` and `b` are the states of the children; in chains `b` is made of the input.
@@ -52,7 +50,7 @@ class Cell:
         of_both = [pick(sides).format(f"{pick(products)} + p['c']") for _ in range(2)]
         self.state, self.leaf = pick(MIXTURES).format(*of_both), pick(leaves)
         self.scale, self.weights = float(rng.choice([1e-3, 1, 1, 30])), float(rng.choice([0.5, 1, 2]))
-        sizes = rng.integers(1, 13, rng.integers(1, 6)).tolist()
+        sizes = [2, *rng.integers(1, 13, rng.integers(0, 5)).tolist()]
         some = [chain(3 * n) if self.chains else random_binary_tree(n, seed=seed + n) for n in sizes]
         self.graphs = joined(some)
 
@@ -139,27 +137,10 @@ def rounded(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser = arguments(__doc__)
     parser.add_argument("--on-the-card", action="store_true", help="on a GPU instead of in Pallas' interpreter")
     args = parser.parse_args()
-    started, counts = time.time(), Counter[str]()
-    for seed in range(args.first_seed, args.first_seed + args.count):
-        if time.time() - started > args.seconds:
-            break
-        cell = Cell(seed)
-        if cell.graphs.num_vertices == len(cell.graphs):
-            continue  # no vertex has children
-        try:
-            counts[f"equal, {check(cell, 'persistent' if args.on_the_card else INTERPRETED)}"] += 1
-        except AssertionError as error:
-            counts["wrong"] += 1
-            print(error, flush=True)
-        jax.clear_caches()
-    print(f"{counts.total()} cells in {time.time() - started:.0f} s: {dict(counts)}")
-    return 1 if counts["wrong"] else 0
+    return report(args, lambda seed: check(Cell(seed), "persistent" if args.on_the_card else INTERPRETED))
 
 
 if __name__ == "__main__":

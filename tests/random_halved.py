@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -125,26 +125,34 @@ def check(cell: Cell) -> list[int]:
     return read
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """Returns the arguments of a script that checks random cells."""
+    parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
-    args = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
+    return parser
+
+
+def report(args: argparse.Namespace, check: Callable[[int], str]) -> int:
+    """Checks the cell of each seed, and prints what `check` returned how often. Returns the exit status."""
     started, counts = time.time(), Counter[str]()
     for seed in range(args.first_seed, args.first_seed + args.count):
         if time.time() - started > args.seconds:
             break
         try:
-            read = check(Cell(seed))
-            counts[f"equal, {len(read)} states in 16 bits"] += 1
+            counts[f"equal, {check(seed)}"] += 1
         except AssertionError as error:
             counts["wrong"] += 1
             print(error, flush=True)
         jax.clear_caches()
     print(f"{counts.total()} cells in {time.time() - started:.0f} s: {dict(counts)}")
     return 1 if counts["wrong"] else 0
+
+
+def main() -> int:
+    jax.config.update("jax_enable_x64", True)
+    return report(arguments(__doc__).parse_args(), lambda seed: f"{len(check(Cell(seed)))} states in 16 bits")
 
 
 if __name__ == "__main__":
