@@ -156,6 +156,7 @@ def test_root_of_product(a: int, b: int) -> None:
     assert float(root) == 2.0 ** ((a + b) / 2)
 
 
+@INTERPRETER
 def test_random_cells_multiply_in_float16() -> None:
     found = [precision_of(Cell(seed)) for seed in range(12)]
     assert {"f16", "scaled f16"} <= set(found) and found.count("tf32") < 6, found
