@@ -16,7 +16,7 @@ import pytest
 import cavs
 from cavs._schedule import batches
 from cavs._schedule.batches import CompiledBatch, Source, StackScheduler
-from cavs._schedule.shape import Shape
+from cavs._schedule.shape import Recycled, Shape
 from cavs._schedule.shape_choice import NoRoom, Options, bound, counts_of, few_shapes
 from cavs._schedule.tasks import Cut
 from cavs.kernels import schedule_library
@@ -307,6 +307,16 @@ def test_memory_is_given_again_when_nothing_refers_to_it() -> None:
     again = stack()
     assert again.__array_interface__["data"][0] <= first < again.__array_interface__["data"][0] + again.nbytes
     assert (np.asarray(of_jax) == again).all() and (others[0] == again).all()
+
+
+def test_little_memory_is_kept_for_other_arrays() -> None:
+    memory = Recycled()
+    many = [memory.empty(3, 5) for _ in range(20)]
+    del many
+    gc.collect()
+    assert len(memory._free) == 4
+    assert memory.empty(15, 1).shape == (15, 1) and len(memory._free) == 3
+    assert memory.empty(2, 2).shape == (2, 2)
 
 
 def test_a_cut_knows_whether_tasks_have_room_for_their_edges() -> None:

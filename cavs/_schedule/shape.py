@@ -3,6 +3,7 @@
 import functools
 import math
 import weakref
+from collections import deque
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -121,17 +122,24 @@ def aligned(*dims: int) -> np.ndarray:
 
 
 class Recycled:
-    """Memory for arrays of int32, given again once nothing refers to an array in it: the pages of new memory cost time."""
+    """Reuses the memory of int32 arrays to which nothing refers any more, because writing to new pages takes longer.
+
+    It keeps the memory of at most four such arrays. Several threads may use it.
+    """
 
     def __init__(self) -> None:
-        self._free: list[np.ndarray] = []
+        self._free: deque[np.ndarray] = deque(maxlen=4)  # a loader's batches that wait, that are sent, and that are made
 
     def empty(self, *dims: int) -> np.ndarray:
         """Returns an array of this shape as `aligned` does, in the memory of an earlier one if that has the same size."""
-        memory, count = self._free.pop() if self._free else None, math.prod(dims)
-        if memory is None or memory.size != count:
+        count = math.prod(dims)
+        try:
+            memory = self._free.pop()
+        except IndexError:
             memory = aligned(count)
-        # Arrays that are views of this one, and JAX until it has copied them, keep it alive, and not `memory` alone.
+        if memory.size != count:
+            memory = aligned(count)
+        # Its views keep this array alive, and not `memory` alone; so does JAX until it has copied it.
         array = np.frombuffer(memory.data, np.int32)
         weakref.finalize(array, self._free.append, memory).atexit = False
         return array.reshape(dims)
