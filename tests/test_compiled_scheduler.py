@@ -16,7 +16,8 @@ import pytest
 import cavs
 from cavs._schedule import batches
 from cavs._schedule.batches import CompiledBatch, Source, StackScheduler
-from cavs._schedule.shape import Recycled, Shape
+from cavs._schedule.memory import Recycled
+from cavs._schedule.shape import Shape
 from cavs._schedule.shape_choice import NoRoom, Options, bound, counts_of, few_shapes
 from cavs._schedule.tasks import Cut
 from cavs.kernels import schedule_library
@@ -309,14 +310,32 @@ def test_memory_is_given_again_when_nothing_refers_to_it() -> None:
     assert (np.asarray(of_jax) == again).all() and (others[0] == again).all()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_memory_is_not_reused_before_it_was_sent(device: str) -> None:
+    graphs = joined([chain(n) for n in range(1, 200)])
+    scheduler = StackScheduler(graphs, options_for(graphs), threads=4, for_gpu=True)
+    shape, sent, places, kept = cavs.schedule(graphs).shape, [], set(), []
+    for n in range(60):
+        out = scheduler.stack([np.arange(199)] * 8, shape, 64)
+        out[8:] = n
+        places.add(out.__array_interface__["data"][0])
+        kept.append(out.copy())
+        sent.append(jax.device_put(out, jax.devices(device)[0]))
+        del out
+        if n % 8 == 0:
+            jax.block_until_ready(sent)
+    assert device == "cpu" or len(places) < 60  # a CPU reads in place
+    assert all((np.asarray(x) == y).all() for x, y in zip(sent, kept, strict=True))
+
+
 def test_little_memory_is_kept_for_other_arrays() -> None:
     memory = Recycled()
     many = [memory.empty(3, 5) for _ in range(20)]
     del many
     gc.collect()
     assert len(memory._free) == 4
-    assert memory.empty(15, 1).shape == (15, 1) and len(memory._free) == 3
-    assert memory.empty(2, 2).shape == (2, 2)
+    small, large = memory.empty(2, 2), memory.empty(16)
+    assert small.shape == (2, 2) and large.shape == (16,) and len(memory._free) == 2
 
 
 def test_a_cut_knows_whether_tasks_have_room_for_their_edges() -> None:
