@@ -1,6 +1,7 @@
 """The host memory of schedules' integers: aligned for a CPU, pinned for a GPU, and used again."""
 
 import ctypes
+import itertools
 import math
 import weakref
 from collections import deque
@@ -13,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 # The length of the vector is a multiple of this many integers: 64 bytes, the alignment at which XLA reads NumPy's memory in
 # place on a CPU.
 ALIGNED = 16
+_marks = itertools.count(2)  # a number for each array that is pinned; no schedule is full of its negative
 
 
 def aligned(*dims: int) -> np.ndarray:
@@ -24,20 +26,22 @@ def aligned(*dims: int) -> np.ndarray:
 
 
 def pinned(*dims: int) -> np.ndarray:
-    """Returns an int32 array of zeros of this shape, in memory that stays where it is: a GPU reads it without a copy.
+    """Returns an int32 array of this shape in memory that stays where it is, which a GPU reads without a copy.
 
     If JAX has none, it returns an array as `aligned` does.
     """
-    device = jax.local_devices()[0]
+    device, mark = jax.local_devices()[0], -next(_marks)
     if "pinned_host" not in (space.kind for space in device.addressable_memories()):
         return aligned(*dims)
     try:
-        there = jax.device_put(np.zeros(dims, np.int32), SingleDeviceSharding(device, memory_kind="pinned_host"))
-        memory = (ctypes.c_int32 * there.size).from_address(there.unsafe_buffer_pointer())
+        there = jax.device_put(np.full(dims, mark, np.int32), SingleDeviceSharding(device, memory_kind="pinned_host"))
+        memory = (ctypes.c_int32 * there.size).from_address(there.block_until_ready().unsafe_buffer_pointer())
     except jax.errors.JaxRuntimeError:  # there is no more of it
         return aligned(*dims)
     memory.owner = there  # NumPy's array keeps `memory`
-    return np.frombuffer(memory, np.int32).reshape(dims)
+    found = np.frombuffer(memory, np.int32).reshape(dims)
+    # JAX writes the marks on a thread of its own. Any that came later would overwrite a schedule.
+    return found if (found == mark).all() else aligned(*dims)
 
 
 class Recycled:
