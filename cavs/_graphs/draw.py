@@ -109,7 +109,7 @@ def bars(sizes: Iterable[int], padding: Iterable[int]) -> Drawing:
 def _picture(graphs: Graphs, predictions: np.ndarray | None, text: Sequence[str] | None, note: str) -> Drawing:
     """Draws all of these graphs; `predictions` and `text` may have further entries."""
     n, height, tall = graphs.num_vertices, graphs.height, int(graphs.height.max(initial=0))
-    names = [_short(text[v]) if text is not None else _name(graphs, v) for v in range(n)]
+    names = [_short(text[v]) if text is not None else name_of(graphs, v) for v in range(n)]
     marks = [_mark(graphs, predictions, v) for v in range(n)]
     leaf, lengths = height == 0, np.array([len(name) for name in names])
     beside = lengths * ~leaf + [len(mark) + 1 for mark, _ in marks]
@@ -137,7 +137,7 @@ def _picture(graphs: Graphs, predictions: np.ndarray | None, text: Sequence[str]
     return _svg(right, bottom + (20 if note else 0), found)
 
 
-def _name(graphs: Graphs, v: int) -> str:
+def name_of(graphs: Graphs, v: int) -> str:
     """Returns the word of a vertex, or else its kind, or else nothing."""
     for ids, names in ((graphs.input_id, graphs.vocab), (graphs.kind, graphs.kind_names)):
         if ids is not None and ids[v] >= 0:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cavs._graphs.counted import counted
+from cavs._graphs.draw import name_of
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.layout import layout_of_batch
 from cavs._schedule.padding import task_table
@@ -184,10 +185,7 @@ def _draw_graphs(axes: Axes, graphs: Graphs, colour: Colours) -> None:
 
 def _draw_edges(axes: Axes, graph: Graphs, x: np.ndarray, y: np.ndarray) -> None:
     """Draws a line from every vertex to each of its children."""
-    n = graph.num_vertices
-    owner = np.repeat(np.arange(n), np.diff(graph.child_offsets))
-    edges = np.diff(graph.child_offsets[graph.vertex_offsets])
-    child = graph.children + np.repeat(graph.vertex_offsets[:-1], edges)  # `children` counts within each graph
+    n, (owner, child) = graph.num_vertices, graph._edges
     corners = [np.stack([x[owner], y[owner]], -1), np.stack([x[child], y[child]], -1)]
     if np.bincount(child, minlength=n).max(initial=0) <= 1:
         # In trees, lines go across and then down. Such lines do not cross, because leaves are in order; slanted ones may.
@@ -203,7 +201,8 @@ def _draw_edges(axes: Axes, graph: Graphs, x: np.ndarray, y: np.ndarray) -> None
 def _name_vertices(axes: Axes, graph: Graphs, x: np.ndarray, y: np.ndarray, tall: int) -> None:
     """Writes the word of each vertex, or else its kind: below leaves, turned if there are many, and beside other vertices."""
     leaf = graph.height == 0
-    names = [_name(graph, v) for v in range(graph.num_vertices)]
+    # matplotlib would render text between dollar signs as mathematics.
+    names = [name_of(graph, v).replace("$", r"\$") for v in range(graph.num_vertices)]
     below = int(leaf.sum()) > 1
     longest = max((len(name) for name, at in zip(names, leaf, strict=True) if at), default=0)
     turned = below and longest * leaf.sum() > 55
@@ -216,13 +215,3 @@ def _name_vertices(axes: Axes, graph: Graphs, x: np.ndarray, y: np.ndarray, tall
             axes.annotate(name, place, (6, 5), textcoords="offset points", ha="left", va="bottom", fontsize=8, bbox=paper)
     if below:
         axes.set_ylim(bottom=-tall * (0.07 + (0.024 * longest if turned else 0.05)) - 0.05)
-
-
-def _name(graph: Graphs, v: int) -> str:
-    """Returns the word of a vertex, or else its kind, or else nothing."""
-    for ids, names in ((graph.input_id, graph.vocab), (graph.kind, graph.kind_names)):
-        if ids is not None and ids[v] >= 0 and (names is not None or ids is graph.input_id):
-            name = names[ids[v]] if names is not None else str(int(ids[v]))
-            # matplotlib would render text between dollar signs as mathematics.
-            return (name if len(name) <= 16 else name[:15] + "…").replace("$", r"\$")
-    return ""
