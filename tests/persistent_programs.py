@@ -15,11 +15,12 @@ from cavs._engines.engine import Engine
 from cavs._engines.persistent.chip import Layouts
 from cavs._engines.persistent.engine import Persistent
 from cavs._run import plans
+from tests import pallas_device
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
 from tests.vertex_functions import COPYING, copying
 
 H, E = 16, 3
-INTERPRETED = Persistent(interpret=True)  # the engine's kernels in Pallas' interpreter: slow, on any machine
+INTERPRETED = Persistent(pallas_device.__name__)  # the engine's kernels in Pallas' interpreter: slow, on any machine
 INTERPRETER = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
 )
@@ -27,7 +28,7 @@ INTERPRETER = pytest.mark.skipif(
 
 def laid_out(narrow: Any = None, wide: Any = None, interpret: bool = False) -> Persistent:
     """Engine `persistent` with these layouts on the chip; see `cavs._engines.persistent.chip.Layouts`."""
-    return Persistent(interpret, Layouts(narrow, wide))
+    return Persistent(INTERPRETED.interpret if interpret else None, Layouts(narrow, wide))
 
 
 def reset_before(p: Any, v: cavs.Vertex) -> None:

@@ -14,6 +14,7 @@ from cavs._engines.persistent.chip import MEASURED, Layouts
 from cavs._engines.persistent.engine import Persistent
 from cavs._function.keep_options import MemoryOptions
 from cavs._run.run import run_with_options
+from tests import pallas_device
 from tests.per_vertex import PerVertex, Steps, with_edges
 from tests.random_cases import WAYS, Case, Options, functions
 from tests.random_compare import Outcome, differences, judged, tolerance, unsteady
@@ -180,7 +181,8 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     F = vertex_function(case, fns)
     top = cavs.VertexFunction(top_net if None in fns else {k: top_net for k in fns}, state=(TOP[1],))
     layouts = Layouts(_spread) if how.spread else MEASURED
-    engine = Persistent(how.engine == INTERPRET, layouts) if how.engine == INTERPRET or how.spread else how.engine
+    interpret = pallas_device.__name__ if how.engine == INTERPRET else None
+    engine = Persistent(interpret, layouts) if interpret or how.spread else how.engine
     sched = cavs.schedule(build(case), **({"scripts": True} if how.engine == INTERPRET else {}), **how.schedule)
     if how.engine == INTERPRET and not sched.shape.levels:
         raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")

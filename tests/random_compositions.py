@@ -128,9 +128,9 @@ class Target(NamedTuple):
 
 
 def persistent(cell: str) -> Function:
-    from cavs._engines.persistent.engine import Persistent
+    from tests.persistent_programs import INTERPRETED
 
-    return batched(cell, Persistent(interpret=True), scripts=True)
+    return batched(cell, INTERPRETED, scripts=True)
 
 
 def plain_vertices(cell: str) -> Function:

@@ -1,1 +1,1 @@
-"""The body of a launch, traced in Pallas, and the device operations of interpret mode."""
+"""The body of a launch, traced in Pallas."""

@@ -1,4 +1,4 @@
-"""The device operations of a kernel: `_mosaic.mosaic` implements them for Hopper, `_body.interpret` for Pallas' interpreter."""
+"""The device operations of a kernel. `_mosaic.mosaic` implements them for Hopper; the tests do for Pallas' interpreter."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias

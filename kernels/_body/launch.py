@@ -57,8 +57,7 @@ class Launch:
     ):
         self.program, self.config, self.layout, self.buffers = program, config, layout, buffers
         self.outputs, self.reverse, self.shared = outputs, reverse, shared
-        module = "_body.interpret" if config.interpret else "_mosaic.mosaic"
-        self.device = cast(Device, importlib.import_module(f"cavs.kernels.{module}"))
+        self.device = cast(Device, importlib.import_module(config.interpret or "cavs.kernels._mosaic.mosaic"))
         self.blocks = program.unit // config.hb  # of a group
         self.awaited = program.exchanged() if config.dataflow else set()
         # Read once: values that are read after a store are read again.

@@ -27,7 +27,7 @@ class LaunchConfig:
         in_flight: The reads of rows, 16 bytes each, that a thread has outstanding.
         paired: Whether four warps add their sums of a product two by two, so that these take half the room.
         spins: After so many unsuccessful reads of a counter, a thread block reports it and goes on.
-        interpret: Whether Pallas' interpreter runs the kernel.
+        interpret: The module whose device operations run, in Pallas' interpreter, for tests (`_body.device`); `None` on a GPU.
         dataflow: Whether groups never synchronise, and products poll the rows that they read instead
             (`LevelProgram.flows`): these hold `UNWRITTEN` before.
         split: The thread blocks of a cluster that divide K of every product, each for the units of all of them, and send each
@@ -49,7 +49,7 @@ class LaunchConfig:
     in_flight: int = 12
     paired: bool = False
     spins: int = 1 << 22
-    interpret: bool = False
+    interpret: str | None = None
     dataflow: bool = False
     split: int = 1
     spread: bool = False

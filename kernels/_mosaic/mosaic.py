@@ -1,5 +1,4 @@
-"""The device operations of the persistent kernels in Pallas Mosaic GPU, for Hopper; `_body.interpret` has the same for Pallas'
-interpreter.
+"""The device operations of the persistent kernels (`_body.device`) in Pallas Mosaic GPU, for Hopper.
 
 Pallas has no gather of rows by index and no tf32 product of a few rows, so these operations use inline Mosaic: loads and stores
 by row number for each thread, and `mma.sync` products whose left operand is the weights (M = weight columns, N = 8 rows). The

@@ -43,7 +43,7 @@ class LaunchOptions(NamedTuple):
     """How launches run."""
 
     target: Target  # the GPU
-    interpret: bool = False  # whether Pallas' interpreter runs the kernels
+    interpret: str | None = None  # see `LaunchConfig`
     layouts: Layouts = MEASURED  # overrides of the layouts on the chip
 
 
@@ -184,7 +184,7 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
     """
     program, layouts = recurrence.program, how.layouts
     if how.interpret:
-        config = LaunchConfig(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
+        config = LaunchConfig(program.unit, 1, False, 8, 1, "fp32", True, interpret=how.interpret, dataflow=program.flows)
     else:
         config, _ = chosen(recurrence, how.target, shape)
     return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config

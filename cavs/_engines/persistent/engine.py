@@ -49,7 +49,7 @@ class Persistent(Engine):
     A launch has no rule for `jax.vmap` and no derivative of its own: engine `scan` then replaces it.
     """
 
-    interpret: bool = False  # whether Pallas' interpreter runs the kernels: slow, on any machine; for tests
+    interpret: str | None = None  # see `LaunchConfig`: slow, on any machine; for tests
     layouts: Layouts = MEASURED  # overrides of the layouts on the chip, for tests and `bench tune`
 
     name = "persistent"
@@ -277,6 +277,6 @@ def cotangents_at_leaves(
             total = jnp.zeros((leaves, *state.shape[1:]), state.dtype)
         for tensor, index in ((Tensor(TensorRole.TO_SLOT, i), PARENT_SLOT), (Tensor(TensorRole.TO_EDGE, i), PARENT)):
             if tensor in out:
-                total = total + gathered(out[tensor], up, index, leaves, engine.interpret)
+                total = total + gathered(out[tensor], up, index, leaves, bool(engine.interpret))
         g[i] = persistent.checked(total, launched.lost)
     return g

@@ -1,7 +1,7 @@
-"""The device operations of `_mosaic.mosaic` in plain Pallas, for Pallas' interpreter: one thread block, any machine, no GPU.
+"""The device operations of `kernels/_mosaic` in plain Pallas, for Pallas' interpreter: one thread block, any machine, no GPU.
 
-The functions have the parameters of those of `_mosaic`, which documents them. Products read packed weights as the device does,
-so tests cover the packing, too. An access outside a buffer, which may end a program on a GPU, becomes visible: a read gives NaN
+The functions have the parameters of those of `_mosaic.mosaic`, which documents them. Products read packed weights, so
+tests cover the packing, too. An access outside a buffer, which may end a program on a GPU, becomes visible: a read gives NaN
 (of integers the least), and a write fills the whole buffer with it.
 """
 
