@@ -108,9 +108,8 @@ def vocabulary(
     if options.embedding_size not in (None, size):
         got = f"--embedding-size: got {options.embedding_size}; expected {size}"
         raise Mistake(f"{got}, the size of the vectors in {path}.")
-    return [w for w, k in zip(wanted, keep.tolist(), strict=True) if k], cavs.io.Vectors(
-        vectors.found[keep], vectors.rows[keep]
-    )
+    words = [w for w, k in zip(wanted, keep.tolist(), strict=True) if k]
+    return words, cavs.io.Vectors(vectors.found[keep], vectors.rows[keep])
 
 
 def embedding_size(options: RunOptions, vectors: cavs.io.Vectors | None, default: int | None = None) -> int:
@@ -129,11 +128,9 @@ def read_graphs(path: str, name: str = "file") -> cavs.Graphs:
     check_file(name, path)
     try:
         graphs = cavs.read(path)
-    except cavs.io.FormatError as error:
-        hint = "" if ".txt" not in path or "expected UTF-8" in str(error) else " For plain text write: --task lm"
-        raise Mistake(f"{flag(name)}: {error}{hint}") from error
     except ValueError as error:
-        raise Mistake(f"{flag(name)}: {error}") from error
+        plain = isinstance(error, cavs.io.FormatError) and ".txt" in path and "expected UTF-8" not in str(error)
+        raise Mistake(f"{flag(name)}: {error}{' For plain text write: --task lm' * plain}") from error
     if not len(graphs):
         raise Mistake(f"{flag(name)}: got {path} without graphs; expected at least one.")
     return cavs.data.named(graphs)

@@ -114,18 +114,12 @@ class LanguageModel(recipes.Recipe):
             text = next(words).split() if line.strip() else []
             a, b = next(spans) if text else (0, 0)
             if vertices:
-                following = [*text, END][: b - a]
-                for i, word in enumerate(following):
+                for i, word in enumerate([*text, END][: b - a]):
                     yield {"sentence": number, "word": i, "text": word, "log_probability": -float(nll[a + i])}
                 continue
             mean = float(nll[a:b].mean()) if text else math.nan
-            perplexity = math.exp(min(mean, 700)) if text else math.nan
-            yield {
-                "sentence": number,
-                "log_probability": -float(nll[a:b].sum()),
-                "perplexity": perplexity,
-                "text": " ".join(text),
-            }
+            found = {"sentence": number, "log_probability": -float(nll[a:b].sum()), "perplexity": math.exp(min(mean, 700))}
+            yield found | {"text": " ".join(text)}
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         graphs = to_predict(cavs.io.read_text(path), self.facts["words"])

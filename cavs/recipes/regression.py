@@ -20,6 +20,8 @@ import cavs
 from cavs import recipes, vertex_programs as vp
 from cavs.recipes import PROGRAM, UNKNOWN, Data, Mistake, option
 
+WHERE = (None, "root", "all")
+
 
 @dataclasses.dataclass(frozen=True)
 class RegressionOptions(recipes.RunOptions):
@@ -27,9 +29,7 @@ class RegressionOptions(recipes.RunOptions):
 
     program: str | None = option(None, PROGRAM)
     layers: int = option(1, "layers of --program lstm", least=1, most=1000)
-    loss: str | None = option(
-        None, "where the loss is (default: all, if not only roots have numbers)", choices=(None, "root", "all")
-    )
+    loss: str | None = option(None, "where the loss is (default: all, if not only roots have numbers)", choices=WHERE)
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
     weight_decay: float = option(1e-5, "decay of weight matrices", least=0)
 
@@ -143,20 +143,14 @@ class Regression(recipes.Recipe):
         if probabilities:
             raise Mistake(f"--probabilities: not valid with a model of --task {self.name}. Omit it.")
         graphs, at = self.read_file(path), "all" if vertices else self.facts["at"]
-        values = self.values(params, graphs, path, at).tolist()
-        graph, starts = cavs.data.graph_of(graphs).tolist(), graphs.vertex_offsets.tolist()
-        if at == "graph":
-            for g, text in enumerate(cavs.data.sentences_of(graphs)):
-                yield {"graph": g, "prediction": values[g], "text": text}
-        elif vertices or self.names_vertices:
-            texts = self.texts(path, graphs)
-            for row in range(len(graph)) if vertices else np.flatnonzero(cavs.data.is_root(graphs)).tolist():
-                g = graph[row]
-                yield {"graph": g, "vertex": row - starts[g], "prediction": values[row], "text": texts[row]}
-        else:
-            texts = cavs.data.sentences_of(graphs)
-            for row in np.flatnonzero(cavs.data.is_root(graphs)).tolist():
-                yield {"graph": graph[row], "prediction": values[row], "text": texts[graph[row]]}
+        values, graph = self.values(params, graphs, path, at).tolist(), cavs.data.graph_of(graphs).tolist()
+        named = at != "graph" and (vertices or self.names_vertices)
+        texts = self.texts(path, graphs) if named else cavs.data.sentences_of(graphs)
+        roots = range(len(graphs)) if at == "graph" else np.flatnonzero(cavs.data.is_root(graphs)).tolist()
+        for row in range(len(graph)) if vertices else roots:
+            g = row if at == "graph" else graph[row]
+            place = {"graph": g} | ({"vertex": row - int(graphs.vertex_offsets[g])} if named else {})
+            yield place | {"prediction": values[row], "text": texts[row if named else g]}
 
     def texts(self, path: str, graphs: cavs.Graphs) -> list[str]:
         """The text beside each vertex."""

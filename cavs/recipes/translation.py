@@ -83,12 +83,9 @@ class Translation(recipes.Recipe):
         source, pairs, numbers, at, _ = batch
         keys = vp.split_key(key, 3)
         drop = functools.partial(vp.dropout, rate=self.options.dropout)
-        target = pairs.input_id if target is None else target
+        words = pairs.input_id if target is None else target
         x = drop(cavs.data.rows(params["words"], source.input_id), key=vp.vertex_keys(keys[0], source, numbers))
-        y = drop(
-            cavs.data.rows(params["words"], pairs.input_id if target is None else target),
-            key=vp.vertex_keys(keys[1], pairs, numbers),
-        )
+        y = drop(cavs.data.rows(params["words"], words), key=vp.vertex_keys(keys[1], pairs, numbers))
         a = self.program.run(params["program"], source, pairs, x, y, select=at)
         last = vp.vertex_keys(keys[2], pairs, numbers)
         return drop(a, key=None if last is None else last._replace(first=last.first[at], second=last.second[at]))

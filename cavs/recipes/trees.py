@@ -32,9 +32,7 @@ class TreeOptions(recipes.RunOptions):
 
     program: str | None = option(None, PROGRAM)
     layers: int = option(1, "layers of --program lstm", least=1, most=1000)
-    loss: str | None = option(
-        None, "vertices of the loss (default: all, if any but roots have labels)", choices=(None, "root", "all")
-    )
+    loss: str | None = option(None, "vertices of the loss (default: all, if any but roots have labels)", choices=WHERE)
     score: str | None = option(None, "vertices of the score (default: root in trees of phrases)", choices=WHERE)
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
     weight_decay: float = option(1e-5, "decay of weight matrices", least=0)
