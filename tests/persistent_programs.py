@@ -1,5 +1,6 @@
 """Programs for the tests of engine `persistent`, their inputs, and the comparison of results."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -117,8 +118,12 @@ def mixed(n: int) -> dict[str, Any]:
 
 
 def ready(program: Any) -> tuple[Any, Any]:
-    params = jax.tree.map(lambda x: x.astype(jnp.float32), program.init(jax.random.key(0)))
-    return program.vertex_function(), params
+    return program.vertex_function(), _params_of(program)
+
+
+@functools.cache
+def _params_of(program: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), program.init(jax.random.key(0)))
 
 
 CASES = {
@@ -160,10 +165,8 @@ def plan_of(F: Any, params: Any, x: Any) -> Any:
     return plans.plan_of(F, shapes, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), x))
 
 
-def values(
-    F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str | Engine, run: Callable[..., Any] = cavs.run
-) -> tuple[Any, Any]:
-    """Pushes, and the gradients of a fixed combination of them: one program, but for kernels in the interpreter."""
+def with_gradients(F: Any, graphs: cavs.Graphs, engine: str | Engine, run: Callable[..., Any] = cavs.run) -> Callable[..., Any]:
+    """(params, x) -> pushes, and the gradients of a fixed combination of them; compiled, but for kernels in the interpreter."""
     sched = cavs.schedule(graphs, scripts=True)
 
     def loss(params: Any, x: Any) -> Any:
@@ -172,10 +175,18 @@ def values(
         total = sum((y * rng.standard_normal(y.shape).astype(np.float32)).sum() for y in jax.tree.leaves(pushes))
         return total, pushes
 
-    both = jax.value_and_grad(loss, (0, 1), has_aux=True)
-    interpreted = isinstance(engine, Engine) and engine.interpret
-    (_, pushes), grads = (both if interpreted else jax.jit(both))(params, x)
-    return pushes, grads
+    def both(params: Any, x: Any) -> tuple[Any, Any]:
+        (_, pushes), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+        return pushes, grads
+
+    return both if isinstance(engine, Engine) and engine.interpret else jax.jit(both)
+
+
+def values(
+    F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str | Engine, run: Callable[..., Any] = cavs.run
+) -> tuple[Any, Any]:
+    """Pushes and gradients, as `with_gradients` returns them."""
+    return with_gradients(F, graphs, engine, run)(params, x)
 
 
 def assert_near(got: Any, want: Any, tolerance: float) -> None:

@@ -13,6 +13,13 @@ def few(values: Iterable[Any], count: int) -> list[Any]:
     return [x if i in kept else slow(x) for i, x in enumerate(values)]
 
 
+def only(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Returns the values of a `parametrize`, of which all but those in `kept` are marked as slow."""
+    values, kept = list(values), list(kept)
+    assert all(x in values for x in kept)
+    return [x if x in kept else slow(x) for x in values]
+
+
 def slow(value: Any) -> Any:
     """Returns a value, or a tuple of them, marked as slow."""
     if hasattr(value, "marks"):

@@ -25,6 +25,7 @@ from cavs.kernels._cpu.build import compiler
 from tests.odd_graphs import BATCHES, WIDE, chain, from_children, joined, random_binary_tree, star, with_kinds
 from tests.random_forests import random_forest
 from tests.schedule_checks import assert_same, check, dags, options_for
+from tests.slow import few
 
 ODD = BATCHES | WIDE
 OPTIONS: list[dict[str, Any]] = [
@@ -121,7 +122,7 @@ def test_random_graphs(graphs: cavs.Graphs, seed: int, options: dict[str, Any], 
     check_same(graphs, fields=fields, **options)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", few(range(12), 6))
 def test_large_random_forests(seed: int) -> None:
     """Levels of hundreds of vertices, and fan-in of up to a hundred."""
     rng = np.random.default_rng(seed)

@@ -24,6 +24,7 @@ from cavs._convolution import choice as choice_module, conv as conv_module, layo
 from cavs.kernels import H200, ConvolutionSizes, Distances, Target, convolve
 from cavs.kernels._tasks.mapping import FILTER, INPUT, OUTPUT, PRODUCT, TaskCounts, task_mapping
 from cavs.kernels._tasks.winograd import matrices, staged, staged_gradient
+from tests.slow import few
 
 needs_jax_11 = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the launch needs jax 0.11")
 SAME = ((1, 1), (1, 1))
@@ -68,7 +69,7 @@ def test_the_matrices_multiply_polynomials(m: int) -> None:
     np.testing.assert_allclose(a @ ((g @ f) * (b @ d)), np.correlate(d, f), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", few(ODD, 4))
 @pytest.mark.parametrize("m", [2, 4])
 def test_the_stages_equal_a_direct_convolution(m: int, name: str) -> None:
     sizes, pads = ODD[name]

@@ -121,7 +121,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., None], int]] = {
 CASES = [(n, ("scan", "native")[(i + j + i // 2) % 2], b) for i, n in enumerate(FUNCTIONS) for j, b in enumerate(GRAPHS)]
 
 
-@pytest.mark.parametrize(("name", "engine", "batch"), few(CASES, 5))
+@pytest.mark.parametrize(("name", "engine", "batch"), few(CASES, 3))
 def test_gradients(name: str, engine: str, batch: str) -> None:
     if engine == "native" and (reason := native_unavailable()):
         pytest.skip(reason)

@@ -26,6 +26,7 @@ from cavs.kernels._layout.pack import pack_weights
 from cavs.kernels._mosaic import operands, reads, weights as _mosaic_weights
 from cavs.kernels.precision import PRECISIONS
 from tests.device_numbers import WORD, bits, compute_numbers
+from tests.slow import few
 
 
 def to_tf32(x: Any) -> int:
@@ -84,7 +85,7 @@ def level_of(forward: bool) -> Any:
 
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize(("hb", "split", "tight", "precision"), LAYOUTS)
-@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("forward", few([True, False], 1))
 def test_products_find_the_weights_that_were_copied(
     monkeypatch: pytest.MonkeyPatch, forward: bool, hb: int, split: int, tight: bool, precision: str, resident: bool
 ) -> None:

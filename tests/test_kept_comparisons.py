@@ -164,7 +164,7 @@ RUN = [(body, engine) for engine in ENGINES for body in (BODIES if engine == "sc
 
 @pytest.mark.parametrize(
     ("body", "engine"),
-    few([pytest.param(b, *getattr(e, "values", [e]), marks=getattr(e, "marks", ())) for b, e in RUN], 12),
+    few([pytest.param(b, *getattr(e, "values", [e]), marks=getattr(e, "marks", ())) for b, e in RUN], 8),
 )
 def test_gradients_with_kept_comparisons(body: Callable[..., Any], engine: Any) -> None:
     with jax.enable_x64(True):

@@ -15,7 +15,7 @@ from tests.odd_graphs import BATCHES, GRAPHS, chain, joined, random_dag
 from tests.programs import PROGRAMS
 from tests.random_cases import random_case, script
 from tests.random_check import check
-from tests.slow import few
+from tests.slow import few, only
 from tests.truth import assert_close, batch_inputs, divided, jitted, padded, truth
 
 H = 8
@@ -35,7 +35,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", few(CASES, 4))
+@pytest.mark.parametrize("name", only(["edge attention", "three kinds"], CASES))
 def test_pushes_and_gradients_are_those_of_the_loop_over_vertices(name: str) -> None:
     program = PROGRAMS[name]
     graphs = BATCHES[batch := program.batches[0]]
@@ -55,7 +55,7 @@ def test_random_functions_in_segments_are_the_loop_over_vertices(seed: int) -> N
 
 
 @pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
-@pytest.mark.parametrize("seed", NATIVE)
+@pytest.mark.parametrize("seed", few(NATIVE, 2))
 def test_random_functions_in_segments_on_engine_native(seed: int) -> None:
     case = random_case(seed, "native", float32=True)
     case.options.schedule = {"segments": 2 + seed % 4}

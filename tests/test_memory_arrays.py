@@ -61,7 +61,7 @@ def test_parts_of_arrays_have_the_loss_and_gradient_of_all(name, parts):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, 2))
 def test_a_budget_for_arrays_is_kept_by_the_compiled_step(name):
     loss, batch, axis = CASES[name]
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (PARAMS, batch))

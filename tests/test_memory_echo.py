@@ -232,7 +232,7 @@ def test_the_smallest_plan_of_a_long_loop_runs_in_chunks():
     assert temp(jax.grad(recompute(f, "min")), *args) < temp(jax.grad(recompute(f)), *args) / 3
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few(range(2), 1))
 def test_random_functions_keep_no_more_than_jax_does(seed):
     rng = np.random.default_rng(seed)
     ops = [jnp.tanh, jax.nn.gelu, jax.nn.softmax, jnp.sin, lambda x: x * x, jax.nn.relu, lambda x: x / (1 + x * x)]

@@ -64,7 +64,7 @@ def products(jaxpr: Jaxpr) -> int:
     return inside + sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns)
 
 
-@pytest.mark.parametrize("way", few(WAYS, 3))
+@pytest.mark.parametrize("way", few(WAYS, 2))
 def test_options_reach_calls_wherever_they_are(way: str) -> None:
     def loss(params: Any) -> jax.Array:
         return jnp.sum(WAYS[way](params) ** 2)

@@ -44,7 +44,7 @@ TABLE = [case for case in IN_FORESTS if not case[0].startswith(COPIES)][1::2] + 
     case for case in CASES if case[0].startswith(COPIES)
 ]
 TABLE += [("matrix states", "binary"), ("attention", "wide"), ("edge messages", "wide"), ("edge messages", "three kinds")]
-UNDER_DISABLE_JIT = [("attention", "wide", jax.disable_jit), ("copying kinds", "forest of three kinds", jax.disable_jit)]
+UNDER_DISABLE_JIT = [("copying kinds", "forest of three kinds", jax.disable_jit), ("attention", "wide", jax.disable_jit)]
 RNG = np.random.default_rng(0)
 PARAMS = {"w": RNG.standard_normal((3, 6)).astype(np.float32), "u": RNG.standard_normal((6, 6)).astype(np.float32) / 3}
 
@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str, sw
             np.testing.assert_allclose(got, want, rtol=0, atol=5e-6 * max(1, np.abs(want).max()))
 
 
-@pytest.mark.parametrize("step", COPYING, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", few(COPYING, 2), ids=lambda step: step.__name__)
 def test_states_are_copied_in_levels_of_many_tiles(step: Any) -> None:
     function = cavs.VertexFunction(copying(step, "by number"), state={"c": (72,), "h": (72,)}, arity=2)
     params = {"w": RNG.standard_normal((3, 72)).astype(np.float32), "u": RNG.standard_normal((72, 72)).astype(np.float32) / 9}
@@ -122,7 +122,7 @@ STRETCHED = {
 }
 
 
-@pytest.mark.parametrize("name", STRETCHED)
+@pytest.mark.parametrize("name", few(STRETCHED, 3))
 def test_axes_of_one_are_repeated(name: str) -> None:
     """Elementwise equations of JAX repeat axes of 1 without saying so."""
 

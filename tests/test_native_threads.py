@@ -11,6 +11,7 @@ import pytest
 from cavs.kernels import native_unavailable
 from cavs.kernels._cpu.build import SOURCE, compiler
 from cavs.kernels._cpu.cores import usable_cores
+from tests.slow import few
 
 ROOT = Path(__file__).parents[1]
 needs_library = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
@@ -293,7 +294,7 @@ def test_a_file_of_the_library_includes_what_it_uses(path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", few(FILES, 6), ids=lambda path: path.name)
 def test_a_file_of_the_library_compiles_alone_on_any_system(path: Path) -> None:
     command = [str(compiler()), "-std=c++17", "-fsyntax-only", "-U__linux__", "-x", "c++", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -11,6 +11,7 @@ from jax import lax
 from cavs._function import products
 from cavs.kernels import H200, Target
 from tests.persistent_programs import CASES, assert_near, inputs_of, values
+from tests.slow import few
 
 AXES = [(1, 0), (1, 1), (0, 0)]
 TF32 = 2.0**-10  # of |a| |b|: both operands are rounded to eleven bits
@@ -92,7 +93,7 @@ def test_gradients_of_weights_whose_operands_have_a_bound(axis: int, monkeypatch
         assert np.array_equal(given, plain)  # both lose the same bits
 
 
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "reset before the product", "layer norm"])
+@pytest.mark.parametrize("name", few(["BinaryTreeLSTM", "reset before the product", "layer norm"], 1))
 def test_a_run_in_float16(name: str, hopper: None) -> None:
     """Values and every gradient, with the precision of tf32."""
     hidden = 28  # of no other test: compiled code is kept

@@ -27,7 +27,7 @@ def assert_equal(case: Case) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", few([0, 1, 3, 4, 5, 6, 13, 11, 9, 24], 4))  # 24: a loss over parts
+@pytest.mark.parametrize("seed", few([0, 1, 3, 4, 5, 6, 13, 11, 9, 24], 3))  # 24: a loss over parts
 def test_engine_scan_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "scan"))
 

@@ -42,7 +42,7 @@ def in_blocks_of(size: int) -> Iterator[set[str]]:
         yield used
 
 
-@pytest.mark.parametrize("name", few(NAMES, 2))
+@pytest.mark.parametrize("name", few(NAMES, 1))
 def test_blocks_equal_the_loop_over_vertices(name: str) -> None:
     program = PROGRAMS[name]
     batch = program.batches[0]

@@ -11,11 +11,15 @@ import cavs
 from cavs import vertex_programs as vp
 from tests.odd_graphs import BATCHES, GRAPHS
 from tests.programs import CASES, IN_FORESTS, PROGRAMS, READY, E, H
-from tests.slow import few
+from tests.slow import few, only, slow
 from tests.truth import assert_close, assert_is_truth, batch_inputs, call, divided, jitted, padded, sched, truth
 
 # Every program, and half of those in forests; `test_native` runs the others.
 TABLE = [case for case in CASES if case not in IN_FORESTS[1::2]]
+GRADIENTS = few(TABLE, 24)
+# In forests, programs compile again: those alone whose gradients are compared, too.
+POISONED = [c for c in TABLE if PROGRAMS[c[0]].rows is not None and c[1] != "very long chain"]
+POISONED = only([c for c in POISONED if c in GRADIENTS or c not in IN_FORESTS], POISONED)
 # Programs that differ in their forward pass, run without a derivative and without `jax.jit`. The pushes of all cases are
 # compared in `test_gradients_are_those_of_the_loop_over_vertices`.
 FORWARD = [
@@ -24,7 +28,7 @@ FORWARD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "batch"), FORWARD)
+@pytest.mark.parametrize(("name", "batch"), few(FORWARD, 3))
 def test_run_is_the_loop_over_vertices(name: str, batch: str) -> None:
     program = PROGRAMS[name]
     got = call(cavs.run, program.function, program.params, sched(batch), batch_inputs(name, batch))
@@ -33,7 +37,7 @@ def test_run_is_the_loop_over_vertices(name: str, batch: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [*((name, "few") for name in ("attention", "mixed dtypes", "edge messages")), ("three kinds", "few of three kinds")],
+    [slow(("attention", "few")), ("mixed dtypes", "few"), ("edge messages", "few"), ("three kinds", "few of three kinds")],
 )
 def test_interpret_is_the_loop_over_vertices(name: str, batch: str) -> None:
     assert_is_truth(cavs.interpret, BATCHES[batch], name, batch)
@@ -73,7 +77,7 @@ def gradients(name: str, batch: str, schedule: cavs.Schedule, params: Any, input
     return (params, inputs), jax.tree.map(lambda x: x[:rows], pushes)
 
 
-@pytest.mark.parametrize(("name", "batch"), few(TABLE, 24))
+@pytest.mark.parametrize(("name", "batch"), GRADIENTS)
 def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) -> None:
     program = PROGRAMS[name]
     grads, pushes = gradients(name, batch, sched(batch), program.params, batch_inputs(name, batch))
@@ -88,7 +92,7 @@ def _poison(x: np.ndarray) -> np.ndarray:
     return np.asarray(fill, x.dtype)
 
 
-@pytest.mark.parametrize(("name", "batch"), [c for c in TABLE if PROGRAMS[c[0]].rows is not None and c[1] != "very long chain"])
+@pytest.mark.parametrize(("name", "batch"), POISONED)
 def test_poisoned_padding_changes_no_bit(name: str, batch: str) -> None:
     inputs, rows = batch_inputs(name, batch), BATCHES[batch].num_vertices
     clean, poisoned = padded(sched(batch), inputs), padded(sched(batch), inputs, _poison)
@@ -116,7 +120,7 @@ def test_values_and_gradients_in_float32(name: str, batch: str) -> None:
     [
         ("BinaryTreeLSTM", "binary", {"policy": "serial"}),
         ("no inputs", "very wide", {"exact": True}),
-        ("edge messages", "three kinds", {"policy": "serial", "exact": True}),
+        slow(("edge messages", "three kinds", {"policy": "serial", "exact": True})),
     ],
 )
 def test_every_way_to_schedule_gives_the_same_values_and_gradients(name: str, batch: str, how: dict[str, Any]) -> None:
@@ -126,7 +130,7 @@ def test_every_way_to_schedule_gives_the_same_values_and_gradients(name: str, ba
     assert_close(grads, truth(name, batch)[1], 1e-10)
 
 
-@pytest.mark.parametrize("name", ["LSTM", "lazy push"])
+@pytest.mark.parametrize("name", few(["LSTM", "lazy push"], 1))
 def test_gradients_of_chosen_vertices(name: str) -> None:
     program = PROGRAMS[name]
     batch, at = program.batches[0], np.array([3, 0, 3, 11])
@@ -156,7 +160,7 @@ def test_gradients_of_an_empty_batch_are_zero() -> None:
 
 # The last one, as it clears JAX's caches, which the tests above share.
 @pytest.mark.parametrize(
-    "name", few(["custom derivatives", "control flow", "edge attention", "three kinds", "without fusion"], 2)
+    "name", few(["edge attention", "custom derivatives", "control flow", "three kinds", "without fusion"], 1)
 )
 def test_no_tracer_is_left(name: str) -> None:
     batch = PROGRAMS[name].batches[0]

@@ -19,7 +19,7 @@ from cavs._schedule.batches import StackScheduler
 from cavs._schedule.shape_choice import Options
 from cavs.kernels import H200
 from tests.odd_graphs import joined, random_binary_tree
-from tests.persistent_programs import INTERPRETED, INTERPRETER, TREES, assert_near, values
+from tests.persistent_programs import INTERPRETED, INTERPRETER, TREES, assert_near, values, with_gradients
 from tests.random_gated import Cell, check, precision_of
 from tests.slow import few
 
@@ -80,32 +80,33 @@ def test_launches_that_take_long(hidden: int, batch: int, scaled: bool) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 127.0, 1e3, 1e6])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_values_and_gradients(name: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of leaves of any size, one program."""
     asked = []
     monkeypatch.setattr(forward, "is_long", lambda *args: asked.append(args) or True)
-    F, params = tree_fc(PROGRAMS[name]), params_of()
-    x = (np.random.default_rng(1).standard_normal((TREES.num_vertices, H)) * scale).astype(np.float32)
-    x[::7] = 0
-    # Products of large leaves would only saturate tanh.
-    params = {k: w / max(scale, 1) if k != "b" else w for k, w in params.items()}
-    with jax.default_matmul_precision("highest"):
-        want = values(F, params, TREES, x, "scan")
-    got = values(tree_fc(PROGRAMS[name]), params, TREES, x, INTERPRETED)
+    exact, ours = (jax.jit(with_gradients(tree_fc(PROGRAMS[name]), TREES, engine)) for engine in ("scan", INTERPRETED))
+    for scale in (1e-30, 1e-3, 1.0, 127.0, 1e3, 1e6):
+        x = (np.random.default_rng(1).standard_normal((TREES.num_vertices, H)) * scale).astype(np.float32)
+        x[::7] = 0
+        # Products of large leaves would only saturate tanh.
+        params = {k: w / max(scale, 1) if k != "b" else w for k, w in params_of().items()}
+        with jax.default_matmul_precision("highest"):
+            want = exact(params, x)
+        assert_near(ours(params, x), want, 2e-3)
     assert asked
-    assert_near(got, want, 2e-3)
 
 
 @INTERPRETER
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_reach_their_ancestors_alone(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_not_finite_reach_their_ancestors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "is_long", lambda *args: True)
     F, params = tree_fc(PROGRAMS["both children"]), params_of()
-    x = np.random.default_rng(1).standard_normal((TREES.num_vertices, H)).astype(np.float32)
-    x[3, 5] = number
-    want, got = (np.asarray(values(F, params, TREES, x, engine)[0]) for engine in ("scan", INTERPRETED))
-    assert (np.isnan(want) == np.isnan(got)).all() and np.allclose(want, got, atol=2e-3, equal_nan=True)
+    exact, ours = (jax.jit(with_gradients(F, TREES, engine)) for engine in ("scan", INTERPRETED))
+    for number in (np.nan, np.inf, -np.inf):
+        x = np.random.default_rng(1).standard_normal((TREES.num_vertices, H)).astype(np.float32)
+        x[3, 5] = number
+        want, got = (np.asarray(run(params, x)[0]) for run in (exact, ours))
+        assert (np.isnan(want) == np.isnan(got)).all() and np.allclose(want, got, atol=2e-3, equal_nan=True)
 
 
 @INTERPRETER
@@ -158,12 +159,12 @@ def test_root_of_product(a: int, b: int) -> None:
 
 @INTERPRETER
 def test_random_cells_multiply_in_float16() -> None:
-    found = [precision_of(Cell(seed)) for seed in range(12)]
-    assert {"f16", "scaled f16"} <= set(found) and found.count("tf32") < 6, found
+    found = [precision_of(Cell(seed)) for seed in range(7)]
+    assert {"f16", "scaled f16"} <= set(found) and found.count("tf32") < 4, found
 
 
 @INTERPRETER
-@pytest.mark.parametrize("seed", few(range(3), 1))
+@pytest.mark.parametrize("seed", few([2, 0, 1], 1))
 def test_random_cells(seed: int) -> None:
     """More: `python -m tests.random_gated`."""
     check(Cell(seed))

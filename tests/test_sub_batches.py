@@ -176,7 +176,7 @@ WHOLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "stacks"), few(((name, 3 if name == "mean of some" else 1) for name in WHOLE), 4))
+@pytest.mark.parametrize(("name", "stacks"), few(((name, 3 if name == "mean of some" else 1) for name in WHOLE), 3))
 def test_totals_and_means_are_over_the_whole_batch(case, name, stacks):
     graphs, x, params = case
     x = x.astype(np.float64)
