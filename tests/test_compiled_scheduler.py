@@ -317,15 +317,15 @@ def test_memory_is_not_reused_before_it_was_sent(device: str) -> None:
     scheduler = StackScheduler(graphs, options_for(graphs), threads=4, for_gpu=True)
     shape, sent, places = cavs.schedule(graphs).shape, [], set()
     want = np.tile(np.asarray(cavs.schedule(graphs).data), (64, 1))
-    for n in range(60):
+    for n in range(20):
         out = scheduler.stack([np.arange(199)] * 64, shape)
         out[0] = n
         places.add(out.__array_interface__["data"][0])
         sent.append(jax.device_put(out, jax.devices(device)[0]))
         del out
-        if n % 8 == 0:
+        if n % 4 == 0:
             jax.block_until_ready(sent)
-    assert device == "cpu" or len(places) < 60  # a CPU reads in place
+    assert device == "cpu" or len(places) < 20  # a CPU reads in place
     assert all((np.asarray(x[1:]) == want[1:]).all() and (x[0] == n).all() for n, x in enumerate(sent))
 
 
