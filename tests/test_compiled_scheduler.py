@@ -16,7 +16,7 @@ import pytest
 import cavs
 from cavs._schedule import batches
 from cavs._schedule.batches import CompiledBatch, Source, StackScheduler
-from cavs._schedule.memory import Recycled
+from cavs._schedule.memory import Recycled, pinned
 from cavs._schedule.shape import Shape
 from cavs._schedule.shape_choice import NoRoom, Options, bound, counts_of, few_shapes
 from cavs._schedule.tasks import Cut
@@ -314,7 +314,7 @@ def test_memory_is_given_again_when_nothing_refers_to_it() -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_memory_is_not_reused_before_it_was_sent(device: str) -> None:
     graphs = joined([chain(n) for n in range(1, 200)])
-    scheduler = StackScheduler(graphs, options_for(graphs), threads=4)
+    scheduler = StackScheduler(graphs, options_for(graphs), threads=4, for_gpu=True)
     shape, sent, places = cavs.schedule(graphs).shape, [], set()
     want = np.tile(np.asarray(cavs.schedule(graphs).data), (64, 1))
     for n in range(20):
@@ -327,6 +327,13 @@ def test_memory_is_not_reused_before_it_was_sent(device: str) -> None:
             jax.block_until_ready(sent)
     assert device == "cpu" or len(places) < 20  # a CPU reads in place
     assert all((np.asarray(x[1:]) == want[1:]).all() and (x[0] == n).all() for n, x in enumerate(sent))
+
+
+def test_memory_that_jax_has_yet_to_write_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = jax.numpy.zeros((5, 4), np.int32)
+    assert pinned(5, 4).shape == (5, 4)
+    monkeypatch.setattr(jax, "device_put", lambda x, where: late)
+    assert pinned(5, 4).ctypes.data != late.unsafe_buffer_pointer()
 
 
 def test_little_memory_is_kept_for_other_arrays() -> None:

@@ -28,7 +28,8 @@ class Delivery:
 
     def __init__(self, members: Sequence[Member], several: bool, shapes: Shapes, settings: Settings):
         self._members, self._several, self._shapes, self._settings = members, several, shapes, settings
-        self._schedulers = [StackScheduler(m.graphs, m.options, threads_of(settings)) for m in members]
+        how = threads_of(settings), settings.target.is_gpu
+        self._schedulers = [StackScheduler(m.graphs, m.options, *how) for m in members]
         mesh = settings.mesh
         self.units = (settings.parts or 1) if mesh is None else mesh.size
         me = jax.process_index()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
-from cavs._schedule.memory import Recycled, aligned
+from cavs._schedule.memory import Recycled, aligned, pinned
 from cavs._schedule.reference import ReferenceBatch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import PARTS, Shape, length_of, slots_of
@@ -57,12 +57,16 @@ def schedule_batch(graphs: Graphs, options: Options) -> Schedule:
 class StackScheduler:
     """Schedules batches of one data set, several of one shape at a time.
 
-    `options`: the options of the schedules. The caller chooses the shapes. `threads`: how many may schedule large batches.
+    Args:
+        graphs: The data set.
+        options: The options of the schedules. The caller chooses the shapes.
+        threads: How many may schedule large batches.
+        for_gpu: Whether a GPU reads the results.
     """
 
-    def __init__(self, graphs: Graphs, options: Options, threads: int = 1):
+    def __init__(self, graphs: Graphs, options: Options, threads: int = 1, for_gpu: bool = False):
         self._graphs, self._options, self._threads = graphs, options, threads
-        self._num_kinds, self._memory = len(kind_names(graphs, options.kinds)), Recycled()
+        self._num_kinds, self._memory = len(kind_names(graphs, options.kinds)), Recycled(pinned if for_gpu else aligned)
         self._source = Source(graphs, self._num_kinds, options.kinds, options.fields) if compiled() else None
 
     def stack(self, batches: Sequence[np.ndarray], shape: Shape, room: int | None = None) -> np.ndarray:

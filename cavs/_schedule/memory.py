@@ -1,14 +1,20 @@
-"""The host memory of schedules' integers: aligned, and used again."""
+"""The host memory of schedules' integers: aligned for a CPU, pinned for a GPU, and used again."""
 
+import ctypes
+import itertools
 import math
 import weakref
 from collections import deque
+from collections.abc import Callable
 
+import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 # The length of the vector is a multiple of this many integers: 64 bytes, the alignment at which XLA reads NumPy's memory in
 # place on a CPU.
 ALIGNED = 16
+_marks = itertools.count(2)  # a number for each array that is pinned; no schedule is full of its negative
 
 
 def aligned(*dims: int) -> np.ndarray:
@@ -19,24 +25,46 @@ def aligned(*dims: int) -> np.ndarray:
     return memory[begin : begin + count].reshape(dims)
 
 
+def pinned(*dims: int) -> np.ndarray:
+    """Returns an int32 array of this shape in memory that stays where it is, which a GPU reads without a copy.
+
+    If JAX has none, it returns an array as `aligned` does.
+    """
+    device, mark = jax.local_devices()[0], -next(_marks)
+    if "pinned_host" not in (space.kind for space in device.addressable_memories()):
+        return aligned(*dims)
+    try:
+        there = jax.device_put(np.full(dims, mark, np.int32), SingleDeviceSharding(device, memory_kind="pinned_host"))
+        memory = (ctypes.c_int32 * there.size).from_address(there.block_until_ready().unsafe_buffer_pointer())
+    except jax.errors.JaxRuntimeError:  # there is no more of it
+        return aligned(*dims)
+    memory.owner = there  # NumPy's array keeps `memory`
+    found = np.frombuffer(memory, np.int32).reshape(dims)
+    # JAX writes the marks on a thread of its own. Any that came later would overwrite a schedule.
+    return found if (found == mark).all() else aligned(*dims)
+
+
 class Recycled:
     """Reuses the memory of int32 arrays to which nothing refers any more, because writing to new pages takes longer.
 
     It keeps the memory of at most four such arrays. Several threads may use it.
+
+    `allocate`: returns new arrays, as `aligned` or `pinned` do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], np.ndarray] = aligned) -> None:
+        self._allocate = allocate
         self._free: deque[np.ndarray] = deque(maxlen=4)  # a loader's batches that wait, that are sent, and that are made
 
     def empty(self, *dims: int) -> np.ndarray:
-        """Returns an array of this shape as `aligned` does, in the memory of an earlier one if that was large enough."""
+        """Returns an array of this shape, not initialised, in the memory of an earlier one if that was large enough."""
         count = math.prod(dims)
         try:
             memory = self._free.pop()
         except IndexError:
-            memory = aligned(count)
+            memory = self._allocate(count)
         if memory.size < count:
-            memory = aligned(count)
+            memory = self._allocate(count)
         # Its views keep this array alive, and not `memory` alone; so does JAX until it has copied it.
         array = np.frombuffer(memory.data, np.int32, count)
         weakref.finalize(array, self._free.append, memory).atexit = False
