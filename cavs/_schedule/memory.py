@@ -62,9 +62,10 @@ class Recycled:
         try:
             memory = self._free.pop()
         except IndexError:
-            memory = self._allocate(count)
-        if memory.size < count:
-            memory = self._allocate(count)
+            memory = None
+        if memory is None or memory.size < count:
+            # Twice as much as is needed at most: an epoch's stacks differ in size, and pinned memory takes long to get.
+            memory = self._allocate(1 << max(count - 1, 0).bit_length())
         # Its views keep this array alive, and not `memory` alone; so does JAX until it has copied it.
         array = np.frombuffer(memory.data, np.int32, count)
         weakref.finalize(array, self._free.append, memory).atexit = False
