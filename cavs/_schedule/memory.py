@@ -47,14 +47,14 @@ def pinned(*dims: int) -> np.ndarray:
 class Recycled:
     """Reuses the memory of int32 arrays to which nothing refers any more, because writing to new pages takes longer.
 
-    It keeps the memory of at most four such arrays. Several threads may use it.
+    It keeps the memory of at most eight such arrays. Several threads may use it.
 
     `allocate`: returns new arrays, as `aligned` or `pinned` do.
     """
 
     def __init__(self, allocate: Callable[[int], np.ndarray] = aligned) -> None:
         self._allocate = allocate
-        self._free: deque[np.ndarray] = deque(maxlen=4)  # a loader's batches that wait, that are sent, and that are made
+        self._free: deque[np.ndarray] = deque(maxlen=8)  # more than the stacks of a loader that wait, are sent and are made
 
     def empty(self, *dims: int) -> np.ndarray:
         """Returns an array of this shape, not initialised, in the memory of an earlier one if that was large enough."""
