@@ -137,24 +137,19 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
             raise ValueError(f"{name}: got {array[bad[0]]} at vertex {v} of graph {g}; expected {low} to {high}.")
         return array
 
-    def values(name: str, count: int) -> np.ndarray | None:
-        return None if fields.get(name) is None else _values(name, fields[name], count, None)
-
+    names: dict[str, tuple[str, ...] | None] = {}
     for name in ("vocab", "kind_names", "label_names"):
         if isinstance(given := fields.get(name), str):
             raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
-    given = (fields.get(name) for name in ("vocab", "kind_names", "label_names"))
-    words, kinds, labels = (None if names is None else tuple(names) for names in given)
-    return {
-        "kind": ids("kind", kinds),
+        names[name] = None if given is None else tuple(given)
+    labels = names["label_names"]
+    return names | {
+        "kind": ids("kind", names["kind_names"]),
         "label": ids("label", labels) if are_ids(label) else _values("label", label, num_vertices, labels),
-        "input_id": ids("input_id", words),
-        "vocab": words,
-        "kind_names": kinds,
-        "label_names": labels,
-        "graph_label": values("graph_label", len(vertex_offsets) - 1),
-        "edge_attr": values("edge_attr", num_edges),
-        "x": jax.tree.map(lambda leaf: _values("x", leaf, num_vertices, None), fields.get("x")),
+        "input_id": ids("input_id", names["vocab"]),
+        "graph_label": _values("graph_label", fields.get("graph_label"), len(vertex_offsets) - 1),
+        "edge_attr": _values("edge_attr", fields.get("edge_attr"), num_edges),
+        "x": jax.tree.map(lambda leaf: _values("x", leaf, num_vertices), fields.get("x")),
     }
 
 
@@ -163,8 +158,10 @@ def are_ids(label: ArrayLike | None) -> bool:
     return label is None or np.ndim(label) == 1 and (np.size(label) == 0 or np.issubdtype(np.asarray(label).dtype, np.integer))
 
 
-def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ...] | None) -> np.ndarray:
-    """Labels that are no ids, and values of edges: (count, ...) numbers of any dtype."""
+def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ...] | None = None) -> np.ndarray | None:
+    """Validates labels that are no ids, values of edges or features: (count, ...) numbers of any dtype, or `None`."""
+    if value is None:
+        return None
     array, what = np.asarray(value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
     if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
         hint = " Number the names: write label_names, label = np.unique(array, return_inverse=True)." if name == "label" else ""

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from cavs._graphs.checks import Index, Structure, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
-from cavs._graphs.facts import Facts, arity_of, facts_of
+from cavs._graphs.facts import SMALL_FAN_IN, Facts
 from cavs._graphs.flat import number_names
 from cavs._graphs.heights import heights, offsets, ranges
 from cavs._graphs.pytree import PyTree
@@ -145,16 +145,19 @@ class Graphs:
 
     def equals(self, other: "Graphs") -> bool:
         """Whether all fields are the same: dtypes, values (NaN is NaN) and names."""
-        mine, others = ({f.name: getattr(graphs, f.name) for f in dataclasses.fields(Graphs)} for graphs in (self, other))
-        return jax.tree.structure(mine) == jax.tree.structure(others) and all(map(_same, *map(jax.tree.leaves, (mine, others))))
+        mine, others = (jax.tree.flatten([getattr(graphs, name) for name in _FIELDS]) for graphs in (self, other))
+        return mine[1] == others[1] and all(map(_same, mine[0], others[0]))
 
     @functools.cached_property
     def _arity(self) -> int:
-        """The arity of the data set from which these graphs were selected.
+        """The number of children of every inner vertex; 0 if it varies or exceeds `SMALL_FAN_IN`.
 
-        A few graphs may have an arity by chance. Their schedule would then have another shape, and compile again.
+        It is that of the data set from which these graphs were selected. A few graphs may have an arity by chance. Their
+        schedule would then have another shape, and compile again.
         """
-        return arity_of(np.diff(self.child_offsets))
+        counts = np.diff(self.child_offsets)
+        arity = int(counts.max(initial=0))
+        return arity if arity <= SMALL_FAN_IN and ((counts == 0) | (counts == arity)).all() else 0
 
     @functools.cached_property
     def _inner_kinds(self) -> tuple[int, ...]:
@@ -163,7 +166,10 @@ class Graphs:
 
     @functools.cached_property
     def _facts(self) -> Facts:
-        return facts_of(self.vertex_offsets, self.child_offsets, self.height, is_root(self))
+        sizes, counts, begin = np.diff(self.vertex_offsets), np.diff(self.child_offsets), self.vertex_offsets[:-1]
+        levels = np.maximum.reduceat(self.height, begin).astype(np.int64) + 1
+        roots = np.add.reduceat(is_root(self), begin, dtype=np.int64)
+        return Facts(sizes, counts, np.maximum.reduceat(counts, begin), levels, roots)
 
     @property
     def _edges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +184,7 @@ class Graphs:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold the fields and the facts of the data set."""
-        return {name: getattr(self, name) for name in (*(f.name for f in dataclasses.fields(self)), "_arity", "_inner_kinds")}
+        return {name: getattr(self, name) for name in (*_FIELDS, "_arity", "_inner_kinds")}
 
     def __getitem__(self, index: Index) -> "Graphs":
         """Selects graphs by an int, a slice, or an array of integers or booleans, in the order of the index.
@@ -195,8 +201,7 @@ class Graphs:
         v0, v1 = int(self.vertex_offsets[start]), int(self.vertex_offsets[stop])
         e0, e1 = int(self.child_offsets[v0]), int(self.child_offsets[v1])
         vertex_offsets, child_offsets = self.vertex_offsets[start : stop + 1] - v0, self.child_offsets[v0 : v1 + 1] - e0
-        part = self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1), slice(start, stop))
-        return part._of_data(self._arity, self._inner_kinds)
+        return self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1), slice(start, stop))
 
     def _select(self, index: np.ndarray) -> "Graphs":
         starts = self.vertex_offsets[index]
@@ -206,8 +211,7 @@ class Graphs:
         edges = self.child_offsets[starts + sizes] - first
         edge_offsets = offsets(edges)
         child_offsets = np.append(self.child_offsets.take(rows) - (first - edge_offsets[:-1]).repeat(sizes), edge_offsets[-1])
-        part = self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges), index)
-        return part._of_data(self._arity, self._inner_kinds)
+        return self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges), index)
 
     def _with_rows(
         self,
@@ -217,8 +221,8 @@ class Graphs:
         edges: np.ndarray | slice,
         numbers: np.ndarray | slice,
     ) -> "Graphs":
-        """Graphs with these offsets: the vertices `rows`, the edges `edges` and the graphs `numbers`."""
-        return Graphs(
+        """Selects the vertices `rows`, the edges `edges` and the graphs `numbers`, and keeps the facts of the data set."""
+        part = Graphs(
             vertex_offsets,
             child_offsets,
             self.children[edges],
@@ -233,6 +237,7 @@ class Graphs:
             None if self.edge_attr is None else self.edge_attr[edges],
             jax.tree.map(lambda leaf: leaf[rows], self.x),
         )
+        return part._of_data(self._arity, self._inner_kinds)
 
     def _of_data(self, arity: int, inner_kinds: tuple[int, ...]) -> "Graphs":
         """Sets facts of the data set from which these graphs were selected, and returns them."""
@@ -315,7 +320,7 @@ class Graphs:
             TypeError: a field has another name.
             ValueError: an array does not fit the graphs, or an id is not an index into its names.
         """
-        known = [field.name for field in dataclasses.fields(Graphs)][len(Structure._fields) :]
+        known = _FIELDS[len(Structure._fields) :]
         if other := [name for name in fields if name not in known]:
             hint = suggestion(other[0], known)
             raise TypeError(f"replace: got {other[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
@@ -378,6 +383,9 @@ class Graphs:
         sizes = {"graph": len(self), "vertex": self.num_vertices, "edge": self.num_edges, "level": depth}
         parts = [counted(number, noun) for noun, number in sizes.items()]
         return f"Graphs({', '.join(parts + extra)})"
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Graphs))
 
 
 def _same(a: object, b: object) -> bool:
