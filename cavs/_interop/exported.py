@@ -18,7 +18,7 @@ from jax import export as jax_export
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
-from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving, serve
+from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving, checked_inputs, padded, parts_of, rows_in, rows_of
 from cavs._schedule.schedule import ExportedSchedule, Schedule, check_schedule
 from cavs._schedule.shape import Shape, length_of, slots_of
 
@@ -84,7 +84,28 @@ class Exported:
                 "Exported.serve: got a forward that export_forward exported for schedules of exact shapes; expected one that "
                 "takes any batch. Write cavs.interop.export_server(forward, params, graphs, inputs)."
             )
-        return serve(self._run, self.shapes, self.serving, params, graphs, inputs)
+        if not isinstance(graphs, Graphs):
+            raise TypeError(
+                f"Exported.serve: graphs: got a {type(graphs).__name__}; expected cavs.Graphs, which are not scheduled yet."
+            )
+        named = checked_inputs(named_leaves(inputs, "Exported.serve: inputs"), self.serving, graphs)
+        of_inputs = {name: self.serving.inputs.get(name, WHOLE) for name in named}
+        parts = parts_of(graphs, sorted(self.shapes, key=lambda shape: shape.vertices))
+        first, outs = dict.fromkeys(rows_of(graphs), 0), []
+        for part, sched in parts:
+            count, room = rows_of(part), rows_in(sched.shape)
+            own = {
+                name: x if (of := of_inputs[name]) == WHOLE else padded(x[first[of] : first[of] + count[of]], room[of])
+                for name, x in named.items()
+            }
+            outs.append(self._run(self.shapes.index(sched.shape), params, sched, own))
+            first = {of: first[of] + count[of] for of in first}
+        leaves, trees = zip(*map(jax.tree.flatten, outs), strict=True)
+        rows = []
+        for of, *each in zip(self.serving.outputs, *leaves, strict=True):
+            own = [np.asarray(x)[: rows_of(part)[of]] for x, (part, _) in zip(each, parts, strict=True)]
+            rows.append(own[0] if len(own) == 1 else np.concatenate(own))
+        return jax.tree.unflatten(trees[0], rows)
 
     def __call__(self, params: PyTree, sched: Schedule, inputs: PyTree = None) -> PyTree:
         """Runs `forward(params, sched, inputs)`.
@@ -177,24 +198,22 @@ def export_forward(
     """
     if not examples:
         raise ValueError("export_forward: examples: got none; expected pairs (sched, inputs), one per shape to export.")
-    named = named_leaves(params, "export_forward: params")
     found: dict[Shape, Any] = {}
     for n, example in enumerate(examples):
         if not isinstance(example, tuple) or len(example) != 2 or not isinstance(example[0], Schedule):
             raise TypeError(f"export_forward: examples[{n}]: got a {type(example).__name__}; expected a pair (sched, inputs).")
         sched, inputs = example
-        if sched.shape in found:
-            continue
-        found[sched.shape] = export_shape(forward, params, named, sched.shape, inputs, platforms)
+        if sched.shape not in found:
+            found[sched.shape] = export_shape("export_forward", forward, params, sched.shape, inputs, platforms)
     return Exported(tuple(found), tuple(found.values()))
 
 
 def export_shape(
-    forward: Forward, params: PyTree, named: Arrays, shape: Shape, inputs: PyTree, platforms: Sequence[str] | None
+    function: str, forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, platforms: Sequence[str] | None
 ) -> jax_export.Exported:
-    """Exports a forward for schedules of one shape. `named` are the leaves of `params`; only the shapes of arrays matter."""
+    """Exports a forward for schedules of one shape. Only the shapes of arrays matter. `function` is named by errors."""
     trees = jax.tree.structure(params), jax.tree.structure(inputs)
-    arguments = named, named_leaves(inputs, "export_forward: inputs")
+    arguments = named_leaves(params, f"{function}: params"), named_leaves(inputs, f"{function}: inputs")
     shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
 
     def exported(x: Any) -> Any:
@@ -245,11 +264,8 @@ def load_forward(data: bytes) -> Exported:
         ImportError: flatbuffers is not installed.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
-        hint = (
-            "Write load_forward(pathlib.Path(path).read_bytes())"
-            if isinstance(data, str | os.PathLike)
-            else "Open the file as 'rb'"
-        )
+        is_path = isinstance(data, str | os.PathLike)
+        hint = "Write load_forward(pathlib.Path(path).read_bytes())" if is_path else "Open the file as 'rb'"
         raise TypeError(f"load_forward: data: got a {type(data).__name__}; expected the bytes of Exported.to_bytes(). {hint}.")
     head, _, _ = bytes(data[:64]).partition(b"\n")
     if not head.startswith(MAGIC):
