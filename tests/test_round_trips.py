@@ -4,7 +4,7 @@ import networkx
 from hypothesis import given, settings
 
 import cavs
-from cavs._readers import write_edges
+from cavs.io import write_edges
 from tests.odd_graphs import children_of
 from tests.random_graphs import assert_same, assert_same_features, build, forests, graphs
 

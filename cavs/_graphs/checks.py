@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from cavs._graphs.counted import counted
-from cavs._graphs.heights import heights, offsets
+from cavs._graphs.flat import heights, offsets
 
 INT32_MAX = 2**31 - 1
 

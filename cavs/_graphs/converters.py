@@ -8,9 +8,8 @@ from numpy.typing import ArrayLike
 
 from cavs._graphs.checks import Structure, are_ids, check_total, checked_fields, integers, vertex_at
 from cavs._graphs.counted import counted
-from cavs._graphs.flat import children_of_parents
+from cavs._graphs.flat import children_of_parents, offsets
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.heights import offsets
 
 # (V,) integers over all graphs, or one array per graph.
 Ids: TypeAlias = ArrayLike | Sequence[ArrayLike] | None

@@ -13,12 +13,11 @@ from numpy.typing import ArrayLike
 from cavs._graphs.checks import Index, Structure, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.facts import SMALL_FAN_IN, Facts
-from cavs._graphs.flat import number_names
-from cavs._graphs.heights import heights, offsets, ranges
+from cavs._graphs.flat import heights, number_names, offsets, ranges
 from cavs._graphs.pytree import PyTree
 
-_NAMES = {"vocab": "input_id", "kind_names": "kind", "label_names": "label"}  # fields of names, and of the ids that index them
-_VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields that are arrays of values
+NAMES = {"vocab": "input_id", "kind_names": "kind", "label_names": "label"}  # fields of names, and of the ids that index them
+VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields that are arrays of values
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -414,12 +413,12 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
 
     children, height = (np.concatenate([getattr(part, name) for part in parts]) for name in ("children", "height"))
     what = "Graphs.concat" if renumber else "graphs + other"
-    fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in _VALUES}
+    fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in VALUES}
     leaves, trees = zip(*(jax.tree.flatten(part.x) for part in parts), strict=True)
     if any(tree != trees[0] for tree in trees):
         raise ValueError(f"{what}: x: got {trees[0]} and others; expected the same structure in all graphs.")
     fields["x"] = trees[0].unflatten([_values(what, "x", same) for same in zip(*leaves, strict=True)])
-    for names, ids in _NAMES.items():
+    for names, ids in NAMES.items():
         own = [getattr(part, names) for part in parts]
         fields[names] = own[0]
         if all(x == own[0] for x in own):
