@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from cavs._graphs.pytree import PyTree
 
 NAMES = {"vocab": "input_id", "kind_names": "kind", "label_names": "label"}  # fields of names, and of the ids that index them
 VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields that are arrays of values
+
+Rows: TypeAlias = np.ndarray | slice
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -213,12 +215,7 @@ class Graphs:
         return self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges), index)
 
     def _with_rows(
-        self,
-        vertex_offsets: np.ndarray,
-        child_offsets: np.ndarray,
-        rows: np.ndarray | slice,
-        edges: np.ndarray | slice,
-        numbers: np.ndarray | slice,
+        self, vertex_offsets: np.ndarray, child_offsets: np.ndarray, rows: Rows, edges: Rows, numbers: Rows
     ) -> "Graphs":
         """Selects the vertices `rows`, the edges `edges` and the graphs `numbers`, and keeps the facts of the data set."""
         part = Graphs(

@@ -12,9 +12,8 @@ def layout_of_batch(graphs: Graphs) -> np.ndarray:
     places, begin = [np.zeros(0)], 0.0
     for graph in graphs:
         x = layout(graph)
-        if len(x):
-            x += begin - x.min()
-            begin = x.max() + GAP
+        x += begin - x.min()
+        begin = x.max() + GAP
         places.append(x)
     return np.concatenate(places)
 
@@ -67,6 +66,7 @@ def _apart(x: np.ndarray) -> np.ndarray:
             other, count = pools.pop()
             mean, size = (other * count + mean * size) / (count + size), count + size
         pools.append((mean, size))
+    means, sizes = zip(*pools, strict=True)
     out = np.empty(len(x))
-    out[order] = np.repeat(*zip(*pools, strict=True)) + np.arange(len(x))
+    out[order] = np.repeat(means, sizes) + np.arange(len(x))
     return out

@@ -1,4 +1,4 @@
-"""Readers of graphs, one file per format. To add a format, add a file and a line in `_BY_SUFFIX`."""
+"""Readers of graphs, one file per format. To add a format, add a file and a line in `BY_SUFFIX`."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from cavs._readers.npz import load_npz
 from cavs._readers.source import Path, bare_suffix
 from cavs._readers.trees import read_trees
 
-_BY_SUFFIX = {
+BY_SUFFIX = {
     ".txt": read_trees,
     ".ptb": read_trees,
     ".trees": read_trees,
@@ -52,10 +52,10 @@ def read(path: Path | Sequence[Path]) -> Graphs:
     if isinstance(path, Sequence) and not isinstance(path, str):
         return Graphs.concat(map(read, path))
     suffix = bare_suffix(path)
-    if suffix not in _BY_SUFFIX:
+    if suffix not in BY_SUFFIX:
         raise ValueError(
-            f"read: path: got {os.fspath(path)!r}, which ends in {suffix!r}; expected one of {', '.join(_BY_SUFFIX)}, or "
+            f"read: path: got {os.fspath(path)!r}, which ends in {suffix!r}; expected one of {', '.join(BY_SUFFIX)}, or "
             "one of these with .gz. For other names call the reader itself: cavs.read_trees, cavs.io.read_conllu, read_edges, "
             "read_netlist or load_npz."
         )
-    return _BY_SUFFIX[suffix](path)
+    return BY_SUFFIX[suffix](path)

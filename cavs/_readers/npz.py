@@ -131,7 +131,6 @@ def _build(arrays: dict[str, np.ndarray]) -> Graphs:
     num_children = _counts(arrays, "child_offsets", len(_array(arrays, "children")))
     num_vertices = _counts(arrays, "vertex_offsets", len(num_children))
     fields: dict[str, Any] = {name: arrays.get(name) for name in VALUES}
-    fields |= {ids: _array(arrays, ids) for ids in ("kind", "input_id") if ids in arrays}
     fields |= {names: _names(arrays, names) for names in NAMES if f"{names}.bytes" in arrays}
     fields["x"] = nested({name: x for name, x in arrays.items() if name.split("/")[0] == "x"}).get("x")
     return Graphs.build(num_vertices, num_children, arrays["children"], **fields)
