@@ -90,20 +90,18 @@ class _Differences:
     def _wrong(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inner = tuple(range(1, a.ndim))
         error = _distance(a, b).max(inner, initial=0)
-        size = np.where(np.isfinite(b), np.abs(b), 0) if b.dtype != bool else np.zeros(b.shape)
-        size = np.maximum(size.max(inner, initial=0), 1)
         self.worst = max(self.worst, float(error.max(initial=0)))
-        return error > (self._tolerance * size if is_float(b) else 0), error
+        size = np.where(np.isfinite(b), np.abs(b), 0).max(inner, initial=1) if is_float(b) else 0
+        return error > self._tolerance * size, error
 
 
 def _leaves(got: PyTree, want: PyTree) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    paths = jax.tree_util.tree_flatten_with_path(want)[0]
-    pairs = zip(paths, jax.tree.leaves(got), strict=True)
-    skipped = (jax.dtypes.float0, jax.dtypes.extended)
+    """The paths and values of both, without keys of `jax.random` and the gradients of integers."""
+    pairs = zip(jax.tree_util.tree_flatten_with_path(want)[0], jax.tree.leaves(got), strict=True)
     return [
         (jax.tree_util.keystr(path), np.asarray(a), np.asarray(b))
         for (path, b), a in pairs
-        if not any(b.dtype == d or jax.dtypes.issubdtype(b.dtype, d) for d in skipped)
+        if b.dtype != jax.dtypes.float0 and not jax.dtypes.issubdtype(b.dtype, jax.dtypes.extended)
     ]
 
 

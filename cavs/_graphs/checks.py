@@ -1,7 +1,7 @@
 """Validation of what `Graphs.build` and `graphs[index]` are passed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -48,15 +48,6 @@ def check_total(name: str, counts: np.ndarray) -> None:
 Index: TypeAlias = int | np.integer | slice | ArrayLike
 
 
-class Structure(NamedTuple):
-    """The arrays of `Graphs` that say which vertex is a child of which."""
-
-    vertex_offsets: np.ndarray
-    child_offsets: np.ndarray
-    children: np.ndarray
-    height: np.ndarray
-
-
 class CycleError(ValueError):
     """A graph has a cycle, through a vertex. Readers name the line of the file instead."""
 
@@ -75,8 +66,11 @@ def _on_cycle(height: np.ndarray, child_offsets: np.ndarray, children: np.ndarra
 
 def checked_structure(
     num_vertices: ArrayLike | Sequence[int], num_children: ArrayLike | Sequence[int], children: ArrayLike | Sequence[int]
-) -> Structure:
-    """Validates these arguments of `Graphs.build` and computes heights. Raises `ValueError` as `Graphs.build` does."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Validates these arguments of `Graphs.build`. Raises `ValueError` as it does.
+
+    Returns the first fields of `Graphs`: `vertex_offsets`, `child_offsets`, `children` and `height`.
+    """
     n = integers("num_vertices", num_vertices)
     counts = integers("num_children", num_children)
     kids = integers("children", children, np.int32)
@@ -114,7 +108,7 @@ def checked_structure(
         )
         error.graph, error.vertex = graph, vertex
         raise error
-    return Structure(vertex_offsets, child_offsets, kids, height)
+    return vertex_offsets, child_offsets, kids, height
 
 
 def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[str, Any]) -> dict[str, Any]:

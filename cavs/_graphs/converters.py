@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Structure, are_ids, check_total, checked_fields, integers, vertex_at
+from cavs._graphs.checks import are_ids, check_total, checked_fields, integers, vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.flat import children_of_parents, offsets
 from cavs._graphs.graphs import Graphs
@@ -41,9 +41,10 @@ def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None,
     num_children[starts] = 0
     # The position in the chain is also the height, which need not be computed.
     position = (np.arange(len(num_children)) - np.repeat(starts, lengths)).astype(np.int32)
-    structure = Structure(offsets(lengths), offsets(num_children), position[num_children > 0] - 1, position)
+    vertex_offsets, children = offsets(lengths), position[num_children > 0] - 1
     flat = _flat_fields("from_lengths", lengths, fields | {"input_id": input_id, "label": label})
-    return Graphs(*structure, **checked_fields(structure.vertex_offsets, len(structure.children), flat))
+    checked = checked_fields(vertex_offsets, len(children), flat)
+    return Graphs(vertex_offsets, offsets(num_children), children, position, **checked)
 
 
 def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: Ids = None, **fields: Any) -> Graphs:

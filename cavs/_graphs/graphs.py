@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, Structure, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.facts import SMALL_FAN_IN, Facts
 from cavs._graphs.flat import heights, number_names, offsets, ranges
@@ -115,10 +115,10 @@ class Graphs:
                 id is not an index into its names, or there are 2^31 or more vertices or edges. The message names the graph
                 and the vertex.
         """
-        structure = checked_structure(num_vertices, num_children, children)
+        vertex_offsets, child_offsets, kids, height = checked_structure(num_vertices, num_children, children)
         fields = {"kind": kind, "label": label, "input_id": input_id, "graph_label": graph_label, "edge_attr": edge_attr}
         fields |= {"x": x, "vocab": vocab, "kind_names": kind_names, "label_names": label_names}
-        return Graphs(*structure, **checked_fields(structure.vertex_offsets, len(structure.children), fields))
+        return Graphs(vertex_offsets, child_offsets, kids, height, **checked_fields(vertex_offsets, len(kids), fields))
 
     def __len__(self) -> int:
         """The number of graphs, G."""
@@ -316,7 +316,7 @@ class Graphs:
             TypeError: a field has another name.
             ValueError: an array does not fit the graphs, or an id is not an index into its names.
         """
-        known = _FIELDS[len(Structure._fields) :]
+        known = _FIELDS[4:]  # without those of `checked_structure`
         if other := [name for name in fields if name not in known]:
             hint = suggestion(other[0], known)
             raise TypeError(f"replace: got {other[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
@@ -404,10 +404,8 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
     `renumber`: whether ids of different names are numbered anew, by the first appearance of the names. Raises `ValueError` if
     the graphs differ in their names, or some lack a field that others have, or dtypes or shapes differ.
     """
-
-    def offsets_of(name: str) -> np.ndarray:
-        return offsets(np.concatenate([np.diff(getattr(part, name)) for part in parts]))
-
+    vertex_offsets = offsets(np.concatenate([np.diff(part.vertex_offsets) for part in parts]))
+    child_offsets = offsets(np.concatenate([np.diff(part.child_offsets) for part in parts]))
     children, height = (np.concatenate([getattr(part, name) for part in parts]) for name in ("children", "height"))
     what = "Graphs.concat" if renumber else "graphs + other"
     fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in VALUES}
@@ -424,13 +422,13 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
             hint = "" if renumber else " Write cavs.Graphs.concat([graphs, other]), which numbers them anew"
             hint += ", or graphs + other.with_vocab(graphs.vocab)" * (bool(hint) and names == "vocab")
             raise ValueError(f"{what}: got different {names}; expected the same in all.{hint}{'.' * bool(hint)}")
-        new, fields[names] = number_names([*chain.from_iterable(own)])
-        fields[names] = tuple(fields[names])
+        new, distinct = number_names([*chain.from_iterable(own)])
+        fields[names] = tuple(distinct)
         tables = np.split(new, np.cumsum([len(x) for x in own])[:-1])
         if fields[ids] is not None:
             each = zip(parts, tables, strict=True)
             fields[ids] = np.concatenate([np.append(table, np.int32(-1))[getattr(part, ids)] for part, table in each])
-    return Graphs(offsets_of("vertex_offsets"), offsets_of("child_offsets"), children, height, **fields)
+    return Graphs(vertex_offsets, child_offsets, children, height, **fields)
 
 
 def _values(what: str, name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:

@@ -91,7 +91,7 @@ def _edges_of(edge_index: Integers) -> np.ndarray:
         raise ValueError(
             f"from_edge_index: edge_index: got dtype {edges.dtype}; expected integers. Write edge_index.astype(np.int64)."
         )
-    return edges if len(edges) else np.zeros((0, 2), np.int64)
+    return edges
 
 
 def _sizes_of(name: str, value: Integers) -> np.ndarray:

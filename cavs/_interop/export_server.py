@@ -10,8 +10,8 @@ from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._interop.exported import Exported, Forward, export_shape
-from cavs._interop.names import describe_array, name_of, named_leaves
 from cavs._interop.serve import GRAPH, VERTEX, WHOLE, Serving, rows_in, rows_of
+from cavs._readers.names import describe_array, name_of, named_leaves
 from cavs._schedule.ladder import ladder
 from cavs._schedule.schedule import ExportedSchedule
 from cavs._schedule.scheduler import options_of

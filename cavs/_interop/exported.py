@@ -17,8 +17,8 @@ from jax import export as jax_export
 
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._interop.names import describe_array, named_leaves
 from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving, checked_inputs, padded, parts_of, rows_in, rows_of
+from cavs._readers.names import describe_array, named_leaves
 from cavs._schedule.schedule import ExportedSchedule, Schedule, check_schedule
 from cavs._schedule.shape import Shape, length_of, slots_of
 

@@ -9,8 +9,8 @@ import numpy as np
 from cavs._graphs.arguments import optional_module
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
-from cavs._readers.features import arrays_by_name, nested
 from cavs._readers.json_values import are_targets, id_values, ids_of, targets_of
+from cavs._readers.names import arrays_by_name, nested
 
 if TYPE_CHECKING:
     import networkx

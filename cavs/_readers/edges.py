@@ -11,8 +11,8 @@ from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import INT32_MAX, CycleError
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
-from cavs._readers.features import arrays_by_name, leaves_by_name, nested
 from cavs._readers.json_values import are_targets, as_values, id_values, ids_of, rows_for_json, rows_of, targets_of
+from cavs._readers.names import arrays_by_name, leaves_by_name, nested
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, format_error, read_lines, write_bytes
 
 Converted = TypeVar("Converted")

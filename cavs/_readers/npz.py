@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs._graphs.arguments import check_graphs
 from cavs._graphs.graphs import NAMES, VALUES, Graphs
-from cavs._readers.features import arrays_by_name, nested
+from cavs._readers.names import arrays_by_name, nested
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
 
 _VERSION = 1
