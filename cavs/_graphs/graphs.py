@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -12,14 +12,25 @@ from numpy.typing import ArrayLike
 
 from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
-from cavs._graphs.facts import SMALL_FAN_IN, Facts
 from cavs._graphs.flat import heights, number_names, offsets, ranges
 from cavs._graphs.pytree import PyTree
 
 NAMES = {"vocab": "input_id", "kind_names": "kind", "label_names": "label"}  # fields of names, and of the ids that index them
 VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields that are arrays of values
-
 Rows: TypeAlias = np.ndarray | slice
+
+# Up to this many children per vertex, a task of W vertices simply has room for W * fan-in edges.
+SMALL_FAN_IN = 4
+
+
+class Facts(NamedTuple):
+    """Facts about G graphs with V vertices, which decide the padded shapes of their batches."""
+
+    sizes: np.ndarray  # (G,) vertices of each graph
+    num_children: np.ndarray  # (V,)
+    fan_in: np.ndarray  # (G,) largest number of children of a vertex
+    levels: np.ndarray  # (G,) number of levels
+    roots: np.ndarray  # (G,) number of vertices without parents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

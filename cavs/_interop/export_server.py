@@ -9,8 +9,7 @@ import numpy as np
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._interop.exported import Exported, Forward, export_shape
-from cavs._interop.serve import GRAPH, VERTEX, WHOLE, Serving, rows_in, rows_of
+from cavs._interop.exported import GRAPH, VERTEX, WHOLE, Exported, Forward, Serving, export_shape, rows_in, rows_of
 from cavs._readers.names import describe_array, name_of, named_leaves
 from cavs._schedule.ladder import ladder
 from cavs._schedule.schedule import ExportedSchedule
@@ -85,7 +84,7 @@ def export_server(
     if not len(graphs):
         raise ValueError("export_server: graphs: got none; expected the data set that chooses the sizes.")
     named, counts = named_leaves(inputs, "export_server: inputs"), rows_of(graphs)
-    of = {name: next((of for of, n in counts.items() if np.shape(x)[:1] == (n,)), WHOLE) for name, x in named.items()}
+    of = {name: next((one for one, n in counts.items() if np.shape(x)[:1] == (n,)), WHOLE) for name, x in named.items()}
     shapes = ladder(graphs, most_graphs, count, options)
     outputs = _outputs(forward, params, shapes[0], inputs, of)
     programs = (
