@@ -110,15 +110,13 @@ def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, of:
     """
     more = shape.leaves[0] + 8
     larger = shape._replace(vertices=shape.vertices + 8, leaves=(more, *shape.leaves[1:]), graphs=shape.graphs + 1)
-    traced = []
-    for each in (shape, larger):
-        data = jax.ShapeDtypeStruct((length_of(each),), np.int32)
 
-        def run(params: PyTree, data: jax.Array, inputs: PyTree, each: Shape = each) -> PyTree:
-            return forward(params, ExportedSchedule(data, each), inputs)
+    def traced(size: Shape) -> dict[str, jax.ShapeDtypeStruct]:
+        data = jax.ShapeDtypeStruct((length_of(size),), np.int32)
+        run = lambda params, data, inputs: forward(params, ExportedSchedule(data, size), inputs)  # noqa: E731
+        return named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, of, size)), "export_server: forward")
 
-        traced.append(named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, of, each)), "export_server: forward"))
-    first, second = traced
+    first, second = traced(shape), traced(larger)
     rows = []
     for name, x in first.items():
         both = (*x.shape[:1], *second[name].shape[:1])

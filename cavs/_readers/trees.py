@@ -1,5 +1,6 @@
 """Trees in brackets, the format of the Stanford Sentiment Treebank and of the Penn Treebank."""
 
+import contextlib
 import errno
 import os
 import re
@@ -67,10 +68,8 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
     stat = os.stat(source)
     stamp = (stat.st_size, stat.st_mtime_ns)
     cached = f"{os.fspath(source)}.npz"
-    try:
+    with contextlib.suppress(OSError, FormatError):
         return graphs_from_bytes(cached, read_whole(cached), stamp)
-    except (OSError, FormatError):
-        pass
     graphs = _parse(source, read_utf8(source))
     try:
         write_bytes(cached, graphs_to_bytes(graphs, stamp))
