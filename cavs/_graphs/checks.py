@@ -31,12 +31,10 @@ def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.
 
 
 def check_total(name: str, counts: np.ndarray) -> None:
-    """Checks that non-negative counts of vertices or edges add up to less than 2^31.
+    """Raises `ValueError` if one of some non-negative counts of vertices or edges, or their sum, is 2^31 or more.
 
     Schedules store rows as int32. The check also protects from overflow: with a sum that overflows, NumPy would write outside
     its arrays.
-
-    Raises `ValueError` if one count, or the sum of all, is 2^31 or more.
     """
     # Each count first: if all of them pass, their sum cannot overflow int64.
     large = np.flatnonzero(counts > INT32_MAX)

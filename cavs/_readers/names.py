@@ -49,12 +49,10 @@ def nested(arrays: dict[str, Any], separator: str = "/") -> dict[str, Any]:
 
 
 def named_leaves(tree: PyTree, argument: str) -> dict[str, Any]:
-    """The leaves of a pytree by name: keys, indices and fields from the root, joined by dots; "" if the tree is one leaf.
+    """Returns the leaves of a pytree by `name_of` their paths; "" if the tree is one leaf.
 
-    A dict, an Equinox module and an NNX state with the same keys or fields have the same names.
-
-    `tree`: the pytree. `argument`: the argument's name for the error message. Raises `ValueError` if two leaves have the same
-    name.
+    A dict, an Equinox module and an NNX state with the same keys or fields have the same names. Raises `ValueError` if two
+    leaves have the same name; its message names the `argument`.
     """
     out: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
