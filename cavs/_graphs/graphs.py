@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -399,7 +400,7 @@ def _same(a: object, b: object) -> bool:
     """Whether two arrays, or two names, are the same."""
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         return a == b
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=jnp.issubdtype(a.dtype, jnp.inexact))
 
 
 def is_root(graphs: Graphs) -> np.ndarray:

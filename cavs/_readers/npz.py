@@ -31,6 +31,7 @@ def save_npz(graphs: Graphs, path: Path) -> None:
 
     Raises:
         TypeError: `graphs` is something else, or `x` contains other than dicts and arrays.
+        ValueError: an array has a dtype that NumPy's files do not store, such as bfloat16.
     """
     check_graphs(graphs, "save_npz(graphs, path)")
     write_bytes(path, graphs_to_bytes(graphs))
@@ -101,6 +102,11 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
             arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
             arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
     arrays |= arrays_by_name(graphs.x, "save_npz")
+    if others := [name for name, x in arrays.items() if x.dtype.kind == "V"]:
+        raise ValueError(
+            f"save_npz: {others[0]}: got dtype {arrays[others[0]].dtype}, which NumPy's files do not store; expected one of "
+            "NumPy's own. Write graphs.replace(...) with rows.astype(np.float32)."
+        )
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
