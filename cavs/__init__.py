@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from cavs._function.vertex import Optimizations as Optimizations, Vertex as Vertex, VertexFunction as VertexFunction
     from cavs._graphs.converters import from_edges as from_edges, from_lengths as from_lengths, from_parents as from_parents
     from cavs._graphs.graphs import Graphs as Graphs
-    from cavs._readers import read as read, read_trees as read_trees
+    from cavs._readers import read as read
+    from cavs._readers.trees import read_trees as read_trees
     from cavs._step.concurrent_jit import concurrent_jit as concurrent_jit
     from cavs._run.explain import explain as explain
     from cavs._run.readout import readout as readout
@@ -55,7 +56,7 @@ _DEFINED_IN = {
     "from_parents": "_graphs.converters",
     "interpret": "_debug.interpret",
     "read": "_readers",
-    "read_trees": "_readers",
+    "read_trees": "_readers.trees",
     "readout": "_run.readout",
     "run": "_run.run",
     "schedule": "_schedule.scheduler",

@@ -5,26 +5,17 @@ import typing
 
 from cavs._interop.checkpoint import restore_checkpoint as restore_checkpoint, save_checkpoint as save_checkpoint
 from cavs._interop.weights import load_params as load_params, save_params as save_params
-from cavs._readers import (
-    FormatError as FormatError,
-    Vectors as Vectors,
-    load_npz as load_npz,
-    printable as printable,
-    read as read,
-    read_conllu as read_conllu,
-    read_edges as read_edges,
-    read_lines as read_lines,
-    read_netlist as read_netlist,
-    read_pairs as read_pairs,
-    read_signals as read_signals,
-    read_tagged as read_tagged,
-    read_text as read_text,
-    read_trees as read_trees,
-    read_vectors as read_vectors,
-    save_npz as save_npz,
-    simulate_netlist as simulate_netlist,
-    write_edges as write_edges,
-)
+from cavs._readers import read as read
+from cavs._readers.conllu import read_conllu as read_conllu
+from cavs._readers.edges import read_edges as read_edges, write_edges as write_edges
+from cavs._readers.netlist import read_netlist as read_netlist, read_signals as read_signals
+from cavs._readers.npz import load_npz as load_npz, save_npz as save_npz
+from cavs._readers.simulate import simulate_netlist as simulate_netlist
+from cavs._readers.source import FormatError as FormatError, printable as printable
+from cavs._readers.tagged import read_tagged as read_tagged
+from cavs._readers.text import read_lines as read_lines, read_pairs as read_pairs, read_text as read_text
+from cavs._readers.trees import read_trees as read_trees
+from cavs._readers.vectors import Vectors as Vectors, read_vectors as read_vectors
 
 
 def load_run(folder: str | os.PathLike[str]) -> tuple[typing.Any, typing.Any]:

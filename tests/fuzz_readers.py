@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cavs._graphs.graphs import Graphs
-from cavs._readers import FormatError, read, read_conllu
+from cavs.io import FormatError, read, read_conllu
 from tests.graph_checks import check_graphs, check_round_trips, check_trees
 from tests.mutations import SEEDS, mutated, mutated_bytes, npz_seed
 

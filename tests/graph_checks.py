@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
-from cavs._readers import load_npz, read, save_npz, write_edges
+from cavs.io import load_npz, read, save_npz, write_edges
 
 
 def check_graphs(graphs: Graphs) -> None:

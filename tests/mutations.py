@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cavs._readers import read, save_npz
+from cavs.io import read, save_npz
 
 SEEDS = {
     ".txt": [

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import cavs
-from cavs._graphs import heights
+from cavs._graphs import flat
 from tests.odd_graphs import children_of, from_children
 from tests.random_graphs import assert_same, build, forests, graphs
 
@@ -26,7 +26,7 @@ def height_by_recursion(rows, v):
 @settings(deadline=None)
 @given(forest=forests())
 def test_height_is_the_longest_path_to_a_leaf(round_, forest):
-    with mock.patch.object(heights, "VERTICES_PER_ROUND", round_):
+    with mock.patch.object(flat, "VERTICES_PER_ROUND", round_):
         graphs = build(forest)
     assert graphs.height.tolist() == [height_by_recursion(rows, v) for rows in forest for v in range(len(rows))]
     assert len(graphs) == len(forest) and graphs.num_vertices == sum(map(len, forest))
@@ -38,7 +38,7 @@ def test_height_is_the_longest_path_to_a_leaf(round_, forest):
 @pytest.mark.parametrize("round_", [0, 10**9])
 def test_a_cycle_is_found_in_either_way(round_):
     with (
-        mock.patch.object(heights, "VERTICES_PER_ROUND", round_),
+        mock.patch.object(flat, "VERTICES_PER_ROUND", round_),
         pytest.raises(ValueError, match="a cycle in graph 0, through vertex 2"),
     ):
         build([[[], [0], [1, 3], [2], [3]]])
@@ -47,12 +47,12 @@ def test_a_cycle_is_found_in_either_way(round_):
 def test_deep_graphs_take_no_rounds_of_numpy(monkeypatch):
     """Otherwise a tree of a million levels would take a minute."""
     rounds = []
-    real = heights.offsets
-    monkeypatch.setattr(heights, "offsets", lambda counts: (rounds.append(1), real(counts))[1])
+    real = flat.offsets
+    monkeypatch.setattr(flat, "offsets", lambda counts: (rounds.append(1), real(counts))[1])
     parents = np.append(np.arange(1, 20_000), -1)
     graphs = cavs.from_parents([parents])
     assert graphs.height.tolist() == list(range(20_000)) and graphs.reversed().height.tolist() == list(range(19_999, -1, -1))
-    assert len(rounds) <= 2 * (1 + 40_000 / heights.VERTICES_PER_ROUND)
+    assert len(rounds) <= 2 * (1 + 40_000 / flat.VERTICES_PER_ROUND)
     found = len(rounds)
     assert cavs.from_lengths([20_000]).height.tolist() == list(range(20_000)) and len(rounds) == found
 

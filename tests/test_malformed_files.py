@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._readers import FormatError, npz, source
+from cavs._readers import npz, source
+from cavs.io import FormatError
 from tests.sample_files import SST, write
 
 

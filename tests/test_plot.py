@@ -9,10 +9,10 @@ from cavs._debug.inspect import inspect
 from cavs._graphs.converters import from_edges, from_lengths, from_parents
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.layout import layout, layout_of_batch
-from cavs._readers import read_trees
 from cavs._schedule.padding import task_table
 from cavs._schedule.plot import MAX_BATCH_VERTICES, plot_schedule
 from cavs._schedule.scheduler import schedule
+from cavs.io import read_trees
 
 PNG = b"\x89PNG\r\n\x1a\n"
 DIAMONDS = from_edges(7, [(1, 0), (2, 0), (3, 1), (3, 2), (4, 3), (5, 3), (6, 4), (6, 5), (6, 0)])

@@ -5,7 +5,7 @@ import os
 import pytest
 
 import cavs
-from cavs._readers import write_edges
+from cavs.io import write_edges
 from tests.fuzz_readers import fuzz
 from tests.sample_files import GOOD, write
 

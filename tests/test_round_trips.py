@@ -1,10 +1,13 @@
 """Writing and reading graphs gives the same graphs: `.npz`, JSON lines, networkx, lists of edges."""
 
+import jax.numpy as jnp
 import networkx
+import numpy as np
+import pytest
 from hypothesis import given, settings
 
 import cavs
-from cavs._readers import write_edges
+from cavs.io import write_edges
 from tests.odd_graphs import children_of
 from tests.random_graphs import assert_same, assert_same_features, build, forests, graphs
 
@@ -61,3 +64,11 @@ def test_networkx_round_trip(graphs):
 def test_edge_lists_round_trip(forest):
     edges = [[(v, child) for v, row in enumerate(rows) for child in row] for rows in forest]
     assert_same(cavs.from_edges([len(rows) for rows in forest], edges), build(forest))
+
+
+def test_bfloat16_is_compared_and_not_saved(tmp_path):
+    rows = np.array([np.nan, 1, 2], jnp.bfloat16)
+    graphs = cavs.from_lengths([2, 1]).replace(x={"a": rows})
+    assert graphs.equals(graphs.replace(x={"a": rows.copy()})) and not graphs.equals(graphs.replace(x={"a": rows[::-1]}))
+    with pytest.raises(ValueError, match="save_npz: x/a: got dtype bfloat16, which NumPy's files do not store; expected"):
+        cavs.io.save_npz(graphs, tmp_path / "a.npz")

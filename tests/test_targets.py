@@ -8,7 +8,7 @@ import pytest
 
 import cavs
 from cavs import cli
-from cavs._readers import FormatError
+from cavs.io import FormatError
 from cavs.recipes.netlists import NetlistOptions, Netlists
 from tests.schedule_checks import schedules
 from tests.small_run import best_of

@@ -8,17 +8,16 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Target
+from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Target, tuned
 
 VERSION = 2  # of the records; raise it when the launch changes
 XLA = "xla"  # the record of a convolution that XLA runs fastest
@@ -27,44 +26,28 @@ RUNS, REPEATS = 5, 3  # of a measurement: the median of `REPEATS` means over `RU
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """A convolution, or its gradient with respect to the filters.
+    """A convolution, or its gradient with respect to the filters. Its first operand are the images."""
 
-    Attributes:
-        name: The name in the records.
-        shapes: The shapes of the two operands.
-        by_xla: Computes it by XLA: of two operands and `pads`.
-        launch: Computes it in one launch: of two operands, `pads` and a layout.
-        layouts: The layouts that are worth trying, by name.
-    """
+    name: str  # in the records
+    other: Callable[[ConvolutionSizes], tuple[int, ...]]  # the shape of the second operand
+    by_xla: Callable[..., jax.Array]  # (images, other, pads) -> result
+    launch: Callable[..., jax.Array]  # (images, other, pads, layout) -> result
+    layouts: Callable[[ConvolutionSizes, Target], dict[str, ConvolutionLayout]]  # worth trying, by name
 
-    name: str
-    shapes: Callable[[ConvolutionSizes], tuple[tuple[int, ...], tuple[int, ...]]]
-    by_xla: Callable[..., jax.Array]
-    launch: Callable[..., jax.Array]
-    layouts: Callable[[ConvolutionSizes, Target], dict[str, ConvolutionLayout]]
+    def shapes(self, s: ConvolutionSizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the shapes of both operands."""
+        return (s.images, s.height, s.width, s.inputs), self.other(s)
 
 
-@dataclasses.dataclass(frozen=True)
-class ConvolutionChoice:
-    """What runs a convolution.
+class ConvolutionChoice(NamedTuple):
+    """What runs a convolution."""
 
-    Attributes:
-        layout: The layout of the launch; `None` if XLA runs it.
-        times: Microseconds by candidate, as measured; empty if they did not fit in the free memory.
-    """
-
-    layout: ConvolutionLayout | None
-    times: dict[str, float] = dataclasses.field(default_factory=dict)
+    layout: ConvolutionLayout | None  # of the launch; `None` if XLA runs it
+    times: Mapping[str, float] = {}  # microseconds by candidate; empty if they did not fit in the free memory
 
 
 def choose(operation: Operation, sizes: ConvolutionSizes, target: Target) -> ConvolutionChoice:
-    """Returns what was fastest for an operation on a device, and measures that if it is not known.
-
-    Args:
-        operation: The convolution, or its gradient with respect to the filters.
-        sizes: The sizes of the convolution; `m` and `columns` are ignored.
-        target: The device.
-    """
+    """Returns what was fastest on a device, and measures that if it is not known. `m` and `columns` of `sizes` are ignored."""
     named = operation.layouts(sizes, target)
     key = json.dumps([VERSION, jax.__version__, operation.name, *dataclasses.astuple(sizes)])
     records = _records(target.device_kind)
@@ -77,7 +60,8 @@ def choose(operation: Operation, sizes: ConvolutionSizes, target: Target) -> Con
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
                 return ConvolutionChoice(None)
-        _save(target.device_kind, records)
+        with contextlib.suppress(OSError):  # the home directory is not writable: the next process measures again
+            tuned.save(_file(target.device_kind), {key: records[key]})
     times = records[key]
     return ConvolutionChoice(named.get(min(times, key=times.__getitem__)), times)
 
@@ -105,8 +89,7 @@ def _microseconds(program: Callable[..., Any], *operands: jax.Array) -> float:
 
 
 def _file(device_kind: str) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cavs"
-    return folder / f"convolutions-{device_kind.lower().replace(' ', '-')}.json"
+    return tuned.own_file(device_kind).with_name(f"convolutions-{tuned.file_of(device_kind).name}")
 
 
 @functools.cache
@@ -115,12 +98,3 @@ def _records(device_kind: str) -> dict[str, dict[str, float]]:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(_file(device_kind).read_text())
     return {}
-
-
-def _save(device_kind: str, records: dict[str, dict[str, float]]) -> None:
-    path = _file(device_kind)
-    with contextlib.suppress(OSError):  # the home directory is not writable: the next process measures again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(records, indent=1))
-        part.replace(path)

@@ -13,7 +13,6 @@ from cavs.kernels import ConvolutionSizes, Target, persistent, too_large
 
 Padding: TypeAlias = Literal["SAME", "VALID"] | Sequence[tuple[int, int]]
 Algorithm: TypeAlias = Literal["xla", "winograd"] | None
-ALGORITHMS = (None, "xla", "winograd")
 
 
 def conv(
@@ -56,7 +55,7 @@ def conv(
     """
     x, w = _checked(x, w)
     pads = _pads(padding, x.shape)
-    if algorithm not in ALGORITHMS:
+    if algorithm not in (None, "xla", "winograd"):
         raise ValueError(f'conv: algorithm: got {algorithm!r}; expected None, "xla" or "winograd".')
     why = _unfit(x, w, pads, precision)
     if algorithm == "winograd" and why:

@@ -18,7 +18,7 @@ from cavs._convolution import layouts
 from cavs._convolution.choice import ConvolutionChoice, Operation, choose
 from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.mesh_types import unchecked, untyped, vary, varying
-from cavs.kernels import ConvolutionLayout, ConvolutionSizes, Target, convolve, filters_gradient
+from cavs.kernels import ConvolutionSizes, Target, convolve, filters_gradient
 
 Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 Shape: TypeAlias = tuple[int, ...]
@@ -85,64 +85,38 @@ def _to_images(dy: jax.Array, x: Any, w: jax.Array, *, pads: Pads, forced: bool)
     return conv(dy, jnp.flip(w, (0, 1)).swapaxes(2, 3), back, forced)
 
 
-def _to_filters(dy: jax.Array, x: jax.Array, w: Any, *, pads: Pads, forced: bool) -> jax.Array:
-    return conv_filters(x, dy, pads, forced)
-
-
-def _from_filters_to_images(dw: jax.Array, x: Any, dy: jax.Array, *, pads: Pads, forced: bool) -> jax.Array:
-    return _to_images(dy, x, dw, pads=pads, forced=forced)
-
-
-def _from_filters_to_outputs(dw: jax.Array, x: jax.Array, dy: Any, *, pads: Pads, forced: bool) -> jax.Array:
-    return conv(x, dw, pads, forced)
-
-
 # --- Batches.
-def _batch_conv(args: Sequence[jax.Array], dims: Sequence[Any], *, pads: Pads, forced: bool) -> tuple[jax.Array, int]:
+def _batch_conv(args: Sequence[jax.Array], dims: Sequence[Any], **how: Any) -> tuple[jax.Array, int]:
     (x, w), (at, of_w) = args, dims
     if of_w is not None:  # filters of their own for each: one after another
-        return _one_by_one(conv, args, dims, pads, forced)
+        return _one_by_one(conv, args, dims, **how)
     x = jnp.moveaxis(x, at, 0)
-    y = conv(x.reshape(-1, *x.shape[2:]), w, pads, forced)
+    y = conv(x.reshape(-1, *x.shape[2:]), w, **how)
     return y.reshape(*x.shape[:2], *y.shape[1:]), 0
 
 
-def _batch_filters(args: Sequence[jax.Array], dims: Sequence[Any], *, pads: Pads, forced: bool) -> tuple[jax.Array, int]:
-    return _one_by_one(conv_filters, args, dims, pads, forced)
-
-
 def _one_by_one(
-    run: Callable[..., jax.Array], args: Sequence[jax.Array], dims: Sequence[Any], pads: Pads, forced: bool
+    run: Callable[..., jax.Array], args: Sequence[jax.Array], dims: Sequence[Any], **how: Any
 ) -> tuple[jax.Array, int]:
-    whole = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
-    mapped = [a for a, d in zip(whole, dims, strict=True) if d is not None]
-
-    def one(some: list[jax.Array]) -> jax.Array:
-        each = iter(some)
-        return run(*(a if d is None else next(each) for a, d in zip(whole, dims, strict=True)), pads, forced)
-
-    return lax.map(one, mapped), 0
+    mapped = {i: jnp.moveaxis(args[i], d, 0) for i, d in enumerate(dims) if d is not None}
+    return lax.map(lambda some: run(*(some.get(i, a) for i, a in enumerate(args)), **how), mapped), 0
 
 
 # --- What runs.
-def _images_and_filters(s: ConvolutionSizes) -> tuple[Shape, Shape]:
-    return (s.images, s.height, s.width, s.inputs), (3, 3, s.inputs, s.outputs)
-
-
-def _images_and_outputs(s: ConvolutionSizes) -> tuple[Shape, Shape]:
-    return (s.images, s.height, s.width, s.inputs), (s.images, s.out_height, s.out_width, s.outputs)
-
-
-def _in_a_launch(x: jax.Array, w: jax.Array, pads: Pads, layout: ConvolutionLayout) -> jax.Array:
-    return convolve(x, w, pads, layout)
-
-
-def _filters_in_a_launch(x: jax.Array, dy: jax.Array, pads: Pads, layout: ConvolutionLayout) -> jax.Array:
-    return filters_gradient(x, dy, pads, layout)
-
-
-CONVOLUTION = Operation("convolution", _images_and_filters, by_xla, _in_a_launch, layouts.of_convolution)
-FILTERS = Operation("filters", _images_and_outputs, filters_by_xla, _filters_in_a_launch, layouts.of_filters)
+CONVOLUTION = Operation(
+    "convolution",
+    other=lambda s: (3, 3, s.inputs, s.outputs),
+    by_xla=by_xla,
+    launch=lambda x, w, pads, layout: convolve(x, w, pads, layout),
+    layouts=layouts.of_convolution,
+)
+FILTERS = Operation(
+    "filters",
+    other=lambda s: (s.images, s.out_height, s.out_width, s.outputs),
+    by_xla=filters_by_xla,
+    launch=lambda x, dy, pads, layout: filters_gradient(x, dy, pads, layout),
+    layouts=layouts.of_filters,
+)
 
 
 def chosen(operation: Operation, shape: Shape, outputs: int, pads: Pads, forced: bool = False) -> ConvolutionChoice:
@@ -182,7 +156,7 @@ for _p, _shape, _operation in ((conv_p, _conv_shape, CONVOLUTION), (filters_p, _
     _p.def_impl(always_compiled(jax.jit(_p.bind, static_argnames=("pads", "forced"))))
     _p.def_abstract_eval(_typed(_shape))
     mlir.register_lowering(_p, _lowering(_operation))
-ad.defbilinear(conv_p, _to_images, _to_filters)
-ad.defbilinear(filters_p, _from_filters_to_images, _from_filters_to_outputs)
+ad.defbilinear(conv_p, _to_images, lambda dy, x, w, **how: conv_filters(x, dy, **how))
+ad.defbilinear(filters_p, lambda dw, x, dy, **how: _to_images(dy, x, dw, **how), lambda dw, x, dy, **how: conv(x, dw, **how))
 batching.primitive_batchers[conv_p] = _batch_conv
-batching.primitive_batchers[filters_p] = _batch_filters
+batching.primitive_batchers[filters_p] = functools.partial(_one_by_one, conv_filters)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from cavs._graphs.checks import vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.equations import is_float
 from cavs._run.run import run
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import schedule
@@ -59,67 +60,54 @@ class Difference:
         return f"{self.symbol} at {at}: {values}; differs at {counted(self.vertices, 'vertex')}"
 
 
-class Differences:
-    """Collects the first vertex at which each symbol of two results differs."""
+class _Differences:
+    """Collects the first vertex at which each symbol of two results differs: from the leaves up, or from the roots `down`."""
 
-    def __init__(self, graphs: Graphs, tolerance: float):
-        self.graphs, self.tolerance, self.worst = graphs, tolerance, 0.0
-        self.all: list[Difference] = []
+    def __init__(self, graphs: Graphs, tolerance: float, down: bool = False):
+        self._graphs, self._tolerance, self.worst = graphs, tolerance, 0.0
+        self._levels = -graphs.height if down else graphs.height
+        self._all: list[Difference] = []
 
-    def per_vertex(self, name: str, got: PyTree, want: PyTree, sign: int) -> None:
-        """Compares leaves with one row per vertex. The first vertex has the lowest level (`sign` 1) or the highest (-1)."""
-        self._per_row(name, got, want, sign, np.arange(self.graphs.num_vertices))
-
-    def per_edge(self, name: str, got: PyTree, want: PyTree) -> None:
-        """Compares leaves with one row per edge. The first is one of the vertex with the highest level."""
-        counts = np.diff(self.graphs.child_offsets)
-        self._per_row(name, got, want, -1, np.arange(self.graphs.num_vertices).repeat(counts))
-
-    def _per_row(self, name: str, got: PyTree, want: PyTree, sign: int, vertex: np.ndarray) -> None:
+    def add(self, name: str, got: PyTree, want: PyTree, vertex: np.ndarray | None) -> None:
+        """Compares leaves with a row for each of `vertex`, the vertices in flat rows; `None`: the leaves have no such axis."""
         for path, a, b in _leaves(got, want):
-            bad, error = self._wrong(a, b)
-            if bad.any():
-                rows = np.flatnonzero(bad)
-                one = int(rows[np.argmin(sign * self.graphs.height[vertex[rows]])])
-                row, vertices = int(vertex[one]), len(np.unique(vertex[rows]))
-                where = (row, *vertex_at(self.graphs.vertex_offsets, row), int(self.graphs.height[row]))
-                self.all.append(Difference(f"{name}{path}", *where, a[one], b[one], float(error[one]), vertices))
+            bad, error = self._wrong(*((a, b) if vertex is not None else (a[None], b[None])))
+            if not bad.any():
+                continue
+            if vertex is None:
+                self._all.append(Difference(f"{name}{path}", None, None, None, None, a, b, float(error[0]), 0))
+                continue
+            rows = np.flatnonzero(bad)
+            one = int(rows[np.argmin(self._levels[vertex[rows]])])
+            row, vertices = int(vertex[one]), len(np.unique(vertex[rows]))
+            where = (row, *vertex_at(self._graphs.vertex_offsets, row), int(self._graphs.height[row]))
+            self._all.append(Difference(f"{name}{path}", *where, a[one], b[one], float(error[one]), vertices))
 
-    def whole(self, name: str, got: PyTree, want: PyTree) -> None:
-        """Compares leaves without a vertex axis."""
-        for path, a, b in _leaves(got, want):
-            bad, error = self._wrong(a[None], b[None])
-            if bad.any():
-                self.all.append(Difference(f"{name}{path}", None, None, None, None, a, b, float(error[0]), 0))
-
-    def sort(self, sign: int) -> None:
-        """Sorts the differences by level and row. Differences at one vertex keep their order."""
-        self.all.sort(key=lambda d: (sign * (d.level or 0), d.row))
+    def in_order(self) -> list[Difference]:
+        """Returns the differences by level and row, those without a vertex last. Those at one vertex keep their order."""
+        return sorted(self._all, key=lambda d: (1, 0, 0) if d.row is None else (0, self._levels[d.row], d.row))
 
     def _wrong(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inner = tuple(range(1, a.ndim))
         error = _distance(a, b).max(inner, initial=0)
-        size = np.where(np.isfinite(b), np.abs(b), 0) if b.dtype != bool else np.zeros(b.shape)
-        size = np.maximum(size.max(inner, initial=0), 1)
-        exact = not jnp.issubdtype(b.dtype, jnp.inexact)
         self.worst = max(self.worst, float(error.max(initial=0)))
-        return error > (0 if exact else self.tolerance * size), error
+        size = np.where(np.isfinite(b), np.abs(b), 0).max(inner, initial=1) if is_float(b) else 0
+        return error > self._tolerance * size, error
 
 
 def _leaves(got: PyTree, want: PyTree) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    paths = jax.tree_util.tree_flatten_with_path(want)[0]
-    pairs = zip(paths, jax.tree.leaves(got), strict=True)
-    skipped = (jax.dtypes.float0, jax.dtypes.extended)
+    """The paths and values of both, without keys of `jax.random` and the gradients of integers."""
+    pairs = zip(jax.tree_util.tree_flatten_with_path(want)[0], jax.tree.leaves(got), strict=True)
     return [
         (jax.tree_util.keystr(path), np.asarray(a), np.asarray(b))
         for (path, b), a in pairs
-        if not any(b.dtype == d or jax.dtypes.issubdtype(b.dtype, d) for d in skipped)
+        if b.dtype != jax.dtypes.float0 and not jax.dtypes.issubdtype(b.dtype, jax.dtypes.extended)
     ]
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """|a - b|. The distance of NaN or an infinity to itself is 0, and to any other value infinite."""
-    if a.dtype == bool or not jnp.issubdtype(a.dtype, jnp.inexact):
+    if not is_float(a):
         return np.abs(a.astype(np.int64) - b.astype(np.int64)).astype(np.float64)
     wide = np.complex128 if np.iscomplexobj(a) else np.float64
     a, b = a.astype(wide), b.astype(wide)
@@ -209,44 +197,35 @@ def compare(
     if not graphs.num_vertices:
         return Comparison((), "no vertices")
     probe, deltas = probed(F, params, inputs, graphs.num_vertices)
-
-    def batched(function: VertexFunction) -> Run:
-        def batch(p: PyTree, x: PyTree, e: PyTree) -> PyTree:
-            pushes = run(function, p, sched, padded_rows(x, sched), edges=e, engine=engine)
-            return jax.tree.map(lambda y: y[: graphs.num_vertices], pushes)
-
-        return batch
-
     call = compiled(probe, graphs)
 
     def looped(p: PyTree, x: PyTree, e: PyTree) -> PyTree:
         return loop(probe, p, graphs, x, e, call)
 
     both = {"inputs": inputs, "delta": deltas}
-    how = _values_and_gradients if gradients else _values
-    plain, plain_grads = how(batched(F), params, inputs, edges, lambda pushes: pushes)
-    got, got_grads = how(batched(probe), params, both, edges, lambda pushes: pushes["push"])
-    want, want_grads = how(looped, params, both, edges, lambda pushes: pushes["push"])
+    how: Callable[..., tuple[Any, Any]] = _values_and_gradients if gradients else _values
+    plain, plain_grads = how(batched(F, sched, graphs, engine), params, inputs, edges)
+    got, got_grads = how(batched(probe, sched, graphs, engine), params, both, edges, "push")
+    want, want_grads = how(looped, params, both, edges, "push")
 
     if tolerance is None:
         dtypes = {x.dtype for x in (*jax.tree.leaves((params, inputs)), *F.state_avals(params, inputs))}
         tolerance = max([_TOLERANCE.get(d.name, _COARSE) for d in dtypes if jnp.issubdtype(d, jnp.inexact)], default=0.0)
-    found, later = Differences(graphs, tolerance), Differences(graphs, tolerance)
-    for name, got_values, want_values in (("state", got["state"], want["state"]), ("push", plain, want["push"])):
-        found.per_vertex(name, got_values, want_values, sign=1)
-    found.sort(sign=1)
+    found, later = _Differences(graphs, tolerance), _Differences(graphs, tolerance, down=True)
+    vertices = np.arange(graphs.num_vertices)
+    found.add("state", got["state"], want["state"], vertices)
+    found.add("push", plain, want["push"], vertices)
     if gradients:
         named = F.state_tree.unflatten(range(F.state_tree.num_leaves))
         names = {str(i): jax.tree_util.keystr(path) for path, i in jax.tree_util.tree_flatten_with_path(named)[0]}
         for i in got_grads[1]["delta"]:
-            later.per_vertex(f"gradient of state{names[i]}", got_grads[1]["delta"][i], want_grads[1]["delta"][i], sign=-1)
-        later.per_vertex("gradient of inputs", plain_grads[1], want_grads[1]["inputs"], sign=-1)
-        later.per_edge("gradient of edges", plain_grads[2], want_grads[2])
-        later.sort(sign=-1)
-        later.whole("gradient of params", plain_grads[0], want_grads[0])
+            later.add(f"gradient of state{names[i]}", got_grads[1]["delta"][i], want_grads[1]["delta"][i], vertices)
+        later.add("gradient of inputs", plain_grads[1], want_grads[1]["inputs"], vertices)
+        later.add("gradient of edges", plain_grads[2], want_grads[2], graphs._edges[0])
+        later.add("gradient of params", plain_grads[0], want_grads[0], None)
     worst, what = max(found.worst, later.worst), "states, pushes and gradients" if gradients else "states and pushes"
     summary = f"{what} of {counted(graphs.num_vertices, 'vertex')}, largest difference {worst:.3g}"
-    return Comparison((*found.all, *later.all), summary)
+    return Comparison((*found.in_order(), *later.in_order()), summary)
 
 
 def probed(F: VertexFunction, params: PyTree, inputs: PyTree, num_vertices: int) -> tuple[VertexFunction, dict[str, jax.Array]]:
@@ -257,8 +236,8 @@ def probed(F: VertexFunction, params: PyTree, inputs: PyTree, num_vertices: int)
     zeros, by the number of the state leaf.
     """
     avals = tuple(F.state_avals(params, inputs))
-    floats = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return _probe(F, avals), {str(i): jnp.zeros((num_vertices, *avals[i].shape), avals[i].dtype) for i in floats}
+    deltas = {str(i): jnp.zeros((num_vertices, *a.shape), a.dtype) for i, a in enumerate(avals) if is_float(a)}
+    return _probe(F, avals), deltas
 
 
 @functools.lru_cache(maxsize=16)
@@ -284,27 +263,34 @@ def _probe(F: VertexFunction, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Vertex
     return VertexFunction(fns, state=F.state_tree.unflatten(avals), arity=F.arity, optimizations=F.optimizations)
 
 
-def padded_rows(inputs: PyTree, sched: Schedule) -> PyTree:
-    """Pads inputs with one row per vertex to the rows that `run` expects under `jax.jit`."""
-    return jax.tree.map(lambda x: pad_rows(x, sched.shape.vertices), inputs)
+def batched(F: VertexFunction, sched: Schedule, graphs: Graphs, engine: str | None = None) -> Run:
+    """Returns `run` as a function of params, inputs and edges without padding. It can be traced, other than `sched.pad`."""
+
+    def batch(params: PyTree, inputs: PyTree, edges: PyTree) -> PyTree:
+        inputs = jax.tree.map(lambda x: pad_rows(x, sched.shape.vertices), inputs)
+        pushes = run(F, params, sched, inputs, edges=edges, engine=engine)
+        return jax.tree.map(lambda y: y[: graphs.num_vertices], pushes)
+
+    return batch
 
 
-def _values(
-    fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, pushes_of: Callable[[PyTree], PyTree]
-) -> tuple[PyTree, PyTree]:
+def _values(fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, key: str | None = None) -> tuple[PyTree, None]:
     return fn(params, inputs, edges), None
 
 
 def _values_and_gradients(
-    fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, pushes_of: Callable[[PyTree], PyTree]
+    fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, key: str | None = None
 ) -> tuple[PyTree, PyTree]:
-    """The pushes, and the gradients of their weighted sum with respect to (params, inputs, edges); float0 for integers."""
+    """Returns the pushes, and the gradients of the weighted sum of them, or of those with a key.
+
+    The gradients are with respect to (params, inputs, edges), float0 for integers.
+    """
 
     def scalar(params: PyTree, inputs: PyTree, edges: PyTree) -> tuple[jax.Array, PyTree]:
         out = fn(params, inputs, edges)
         total = jnp.zeros(())
-        for x in jax.tree.leaves(pushes_of(out)):
-            if jnp.issubdtype(x.dtype, jnp.inexact):
+        for x in jax.tree.leaves(out if key is None else out[key]):
+            if is_float(x):
                 weights = np.cos(np.arange(x.size, dtype=np.float64)).reshape(x.shape)
                 total = total + (jnp.real(x) * weights.astype(np.float32)).sum()
         return total, out

@@ -3,25 +3,25 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._debug.compare import padded_rows, probed
-from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of
+from cavs._debug.compare import batched, probed
+from cavs._debug.interpret import at_vertex, children_of, compiled, edges_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import run_equations, values
+from cavs._jaxpr.equations import is_float, run_equations, values
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
 from cavs._jaxpr.source_lines import source_line
-from cavs._run.run import run
 from cavs._schedule.scheduler import schedule
+from cavs._stages.cotangents import zero_cotangent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,33 +103,31 @@ def find_nan(
     params, inputs = as_arrays(params, "find_nan: params"), as_arrays(inputs, "find_nan: inputs")
     edges = as_arrays(edges, "find_nan: edges")
     search = _Search(F, params, graphs, inputs, edges, infinities)
-    owner = np.arange(graphs.num_vertices).repeat(np.diff(graphs.child_offsets))
-    of = {"inputs": np.arange(graphs.num_vertices), "edges": owner}  # the vertex of each row
-    for where, tree in (("params", params), ("inputs", inputs), ("edges", edges)):
-        for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
-            if search.bad(x):
-                row = of[where][search.bad_rows(x)][0] if where in of else None
-                return search.report(where, where + jax.tree_util.keystr(path), row)
+    vertices = np.arange(graphs.num_vertices)
+    for where, tree, of in (("params", params, None), ("inputs", inputs, vertices), ("edges", edges, graphs._edges[0])):
+        if bad := search.first_bad([(where, tree)]):
+            return search.report(where, bad.symbol, None if of is None else of[search.bad_rows(bad.leaf)][0])
     if not graphs.num_vertices:
         return None
 
     probe, deltas = probed(F, params, inputs, graphs.num_vertices)
-    sched, both = schedule(graphs), {"inputs": inputs, "delta": deltas}
-
-    def batched(p: PyTree, x: PyTree, e: PyTree) -> PyTree:
-        return jax.tree.map(lambda y: y[: graphs.num_vertices], run(probe, p, sched, padded_rows(x, sched), edges=e))
-
-    pushes, vjp = jax.vjp(batched, params, both, edges)
+    pushes, vjp = jax.vjp(batched(probe, schedule(graphs), graphs), params, {"inputs": inputs, "delta": deltas}, edges)
     found = search.forward(pushes)
     if found is not None:
         return found
     cotangents = jax.grad(loss or _sum, allow_int=True)(pushes["push"])
-    for path, ct in jax.tree_util.tree_flatten_with_path(cotangents)[0]:
-        if search.bad(ct):
-            row = int(np.argmax(search.bad_rows(ct)))
-            return search.report("loss", f"gradient of push{jax.tree_util.keystr(path)}", row)
-    zeros = jax.tree.map(lambda x: _cotangent(jnp.zeros_like(x)), pushes["state"])
+    if bad := search.first_bad([("gradient of push", cotangents)]):
+        return search.report("loss", bad.symbol, int(np.argmax(search.bad_rows(bad.leaf))))
+    zeros = jax.tree.map(zero_cotangent, pushes["state"])
     return search.backward(pushes["state"], cotangents, *vjp({"state": zeros, "push": cotangents}))
+
+
+class _Bad(NamedTuple):
+    """A leaf with a NaN."""
+
+    symbol: str
+    number: int  # among all leaves
+    leaf: Value
 
 
 class _Search:
@@ -138,7 +136,6 @@ class _Search:
     def __init__(self, F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edges: PyTree, infinities: bool):
         self.F, self.params, self.graphs, self.infinities = F, params, graphs, infinities
         self.inputs, self.edges = inputs, edges
-        self._vjps: dict[tuple[str | None, int], AtVertex] = {}
 
     def bad(self, x: Value) -> bool:
         """Whether an array contains a NaN."""
@@ -146,7 +143,7 @@ class _Search:
 
     def bad_rows(self, x: Value) -> np.ndarray:
         """(rows,) bool, whether each row of an array contains a NaN."""
-        if x.dtype == jax.dtypes.float0 or not jnp.issubdtype(x.dtype, jnp.inexact):
+        if not is_float(x):
             return np.zeros(x.shape[0], bool)
         x = np.asarray(x)
         bad = ~np.isfinite(x) if self.infinities else np.isnan(x)
@@ -161,82 +158,58 @@ class _Search:
         graph, vertex = vertex_at(self.graphs.vertex_offsets, row)
         return NanReport(where, symbol, int(row), graph, vertex, int(self.graphs.height[row]), equation, source)
 
+    def first_bad(self, trees: list[tuple[str, PyTree]]) -> _Bad | None:
+        """The first leaf with a NaN of some trees and their names."""
+        number = 0
+        for name, tree in trees:
+            for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+                if self.bad(x):
+                    return _Bad(name + jax.tree_util.keystr(path), number, x)
+                number += 1
+        return None
+
+    def tainted(self, tree: PyTree) -> np.ndarray:
+        """(V,) bool, whether a row of any leaf contains a NaN."""
+        return np.any([np.zeros(self.graphs.num_vertices, bool), *map(self.bad_rows, jax.tree.leaves(tree))], 0)
+
     def forward(self, pushes: PyTree) -> NanReport | None:
         """Reports the vertex of the lowest level that scatters or pushes a NaN. Its children scatter none."""
-        named = [("state", pushes["state"]), ("push", pushes["push"])]
-        rows = np.zeros(self.graphs.num_vertices, bool)
-        for _, tree in named:
-            for x in jax.tree.leaves(tree):
-                rows |= self.bad_rows(x)
-        if not rows.any():
+        first = np.flatnonzero(self.tainted(pushes))
+        if not len(first):
             return None
-        first = np.flatnonzero(rows)
         row = int(first[np.argmin(self.graphs.height[first])])
-        symbol, number = self.first_leaf([(name, jax.tree.map(lambda x: x[row], tree)) for name, tree in named])
-        equation, source = self.culprit(self.at(row), (self.params, *self.around(row, pushes["state"])), number)
-        return self.report("forward", symbol, row, equation, source)
+        bad = self.first_bad([(name, _row(row, pushes[name])) for name in ("state", "push")])
+        assert bad is not None
+        at = functools.partial(at_vertex, self.F, self.graphs, row)
+        equation, source = self.culprit(at, (self.params, *self.around(row, pushes["state"])), bad.number)
+        return self.report("forward", bad.symbol, row, equation, source)
 
     def backward(
         self, states: PyTree, push_cts: PyTree, ct_params: PyTree, ct_inputs: PyTree, ct_edges: PyTree
     ) -> NanReport | None:
         """Reports the first vertex, from the roots down, that turns cotangents without a NaN into cotangents with one."""
-        push_cts = jax.tree.map(_without_float0, push_cts)
-        state_cts: list[jax.Array] = [jnp.zeros_like(x) for x in jax.tree.leaves(states)]
-        for i, ct in ct_inputs["delta"].items():
-            state_cts[int(i)] = ct
-        if not any(self.bad(ct) for ct in jax.tree.leaves((ct_params, ct_inputs, ct_edges))):
+        if self.first_bad([("", (ct_params, ct_inputs, ct_edges))]) is None:
             return None
-        tainted = np.zeros(self.graphs.num_vertices, bool)
-        for ct in (*state_cts, *jax.tree.leaves(push_cts)):
-            tainted |= self.bad_rows(ct)
-        names = ("params", "inputs", "edges", "child states")
-        state_tree = jax.tree.structure(states)
+        leaves, state_tree = jax.tree.flatten(states)
+        deltas = ct_inputs["delta"]  # of float states; those of others are zeros
+        state_cts = state_tree.unflatten([deltas.get(str(i), jnp.zeros_like(x)) for i, x in enumerate(leaves)])
+        cts = state_cts, jax.tree.map(_without_float0, push_cts)
+        tainted, transpose = self.tainted(cts), compiled(self.F, self.graphs, _transpose_at_vertex)
         for row in np.argsort(-self.graphs.height, kind="stable"):
             if tainted[row]:
                 continue
-            cts = (state_tree.unflatten([ct[row] for ct in state_cts]), jax.tree.map(lambda x, r=row: x[r], push_cts))
-            args = (self.params, *self.around(row, states))
-            out = self.vjp(row)(args, cts)
-            if not any(self.bad(x) for x in jax.tree.leaves(out)):
-                continue
-            symbol, number = self.first_leaf([(f"gradient of {n}", x) for n, x in zip(names, out, strict=True)])
-            return self.report("gradient", symbol, row, *self.culprit(self.transposed(row), (args, cts), number))
+            args = ((self.params, *self.around(row, states)), _row(row, cts))
+            names = ("params", "inputs", "edges", "child states")
+            out = zip(names, transpose(row, *args), strict=True)
+            if bad := self.first_bad([(f"gradient of {name}", x) for name, x in out]):
+                at = functools.partial(_transpose_at_vertex, self.F, self.graphs, row)
+                return self.report("gradient", bad.symbol, row, *self.culprit(at, args, bad.number))
         return self.report("gradient", "a sum over vertices of gradients without a NaN")
-
-    def at(self, row: int) -> AtVertex:
-        """F at a vertex, as a function of params, its row of the inputs, and the edges to and the states of its children."""
-        return functools.partial(at_vertex, self.F, self.graphs, row)
 
     def around(self, row: int, states: PyTree) -> tuple[PyTree, PyTree, list[PyTree]]:
         """The vertex's row of the inputs, the rows of the edges to its children, and their states."""
-        children = [jax.tree.map(lambda x, c=c: x[c], states) for c in children_of(self.graphs, row)]
-        return jax.tree.map(lambda x: x[row], self.inputs), edges_of(self.graphs, row, self.edges), children
-
-    def transposed(self, row: int) -> AtVertex:
-        """The transpose of F at a vertex: (arguments, cotangents) -> cotangents of the arguments."""
-
-        def transpose(args: tuple[PyTree, ...], cts: PyTree) -> tuple[PyTree, ...]:
-            return jax.vjp(self.at(row), *args)[1](jax.tree.map(_cotangent, cts))
-
-        return transpose
-
-    def vjp(self, row: int) -> AtVertex:
-        """`transposed`, compiled once per kind and number of children."""
-        key = (kind_of(self.F, self.graphs, row), len(children_of(self.graphs, row)))
-        if key not in self._vjps:
-            transpose = self.transposed(row)
-            self._vjps[key] = jax.jit(lambda args, cts: jax.tree.map(_without_float0, transpose(args, cts)))
-        return self._vjps[key]
-
-    def first_leaf(self, trees: list[tuple[str, PyTree]]) -> tuple[str, int]:
-        """The name and the number, among all leaves, of the first leaf with a NaN."""
-        number = 0
-        for name, tree in trees:
-            for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
-                if self.bad(x):
-                    return name + jax.tree_util.keystr(path), number
-                number += 1
-        raise AssertionError("no leaf contains a NaN")
+        children = [_row(child, states) for child in children_of(self.graphs, row)]
+        return _row(row, self.inputs), edges_of(self.graphs, row, self.edges), children
 
     def culprit(self, fn: AtVertex, args: tuple[PyTree, ...], number: int) -> tuple[str, str | None]:
         """The equation of `fn` that produced the NaN in its output `number`, and the line of the program."""
@@ -287,16 +260,24 @@ class _Search:
 
 
 def _sum(pushes: PyTree) -> jax.Array:
-    return sum((jnp.real(x).sum() for x in jax.tree.leaves(pushes) if jnp.issubdtype(x.dtype, jnp.inexact)), jnp.zeros(()))
+    return sum((jnp.real(x).sum() for x in jax.tree.leaves(pushes) if is_float(x)), jnp.zeros(()))
+
+
+def _row(row: int, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[row], tree)
+
+
+def _transpose_at_vertex(
+    F: VertexFunction, graphs: Graphs, row: int, args: tuple[PyTree, ...], cts: PyTree
+) -> tuple[PyTree, ...]:
+    """The transpose of F at a vertex: (arguments, cotangents) -> cotangents of the arguments."""
+    vjp = jax.vjp(functools.partial(at_vertex, F, graphs, row), *args)[1]
+    return jax.tree.map(_without_float0, vjp(jax.tree.map(lambda ct: ct if is_float(ct) else zero_cotangent(ct), cts)))
 
 
 def _without_float0(ct: Value) -> Value:
     # Functions do not accept arguments of dtype float0, the dtype of the cotangents of integers.
     return jnp.zeros(ct.shape, bool) if ct.dtype == jax.dtypes.float0 else ct
-
-
-def _cotangent(ct: Value) -> Value:
-    return ct if jnp.issubdtype(ct.dtype, jnp.inexact) else np.zeros(ct.shape, jax.dtypes.float0)
 
 
 def _range(value: Value) -> str:

@@ -65,26 +65,23 @@ def inspect(
 
 def graphs_facts(graphs: Graphs) -> Iterator[tuple[str, str]]:
     """Yields (name, value) of the facts about a file."""
-    sizes = np.diff(graphs.vertex_offsets)
-    fan_in = np.diff(graphs.child_offsets)
-    levels = np.maximum.reduceat(graphs.height, graphs.vertex_offsets[:-1]) + 1
+    facts = graphs._facts
     yield "graphs", f"{len(graphs):,}"
-    yield "vertices", f"{graphs.num_vertices:,}   per graph: {_spread(sizes)}"
+    yield "vertices", f"{graphs.num_vertices:,}   per graph: {_spread(facts.sizes)}"
     yield "edges", f"{graphs.num_edges:,}"
-    yield "levels", f"per graph: {_spread(levels)}"
-    inner = fan_in[fan_in > 0]
-    leaves = len(fan_in) - len(inner)
-    yield "leaves", f"{leaves:,}, {100 * leaves / len(fan_in):.0f} % of the vertices"
+    yield "levels", f"per graph: {_spread(facts.levels)}"
+    inner = facts.num_children[facts.num_children > 0]
+    leaves = graphs.num_vertices - len(inner)
+    yield "leaves", f"{leaves:,}, {100 * leaves / graphs.num_vertices:.0f} % of the vertices"
     if len(inner):
         yield "children", f"per inner vertex: {_spread(inner)}"
     yield "form", _form(graphs)
     for name, ids, names in (("kinds", graphs.kind, graphs.kind_names), ("labels", graphs.label, graphs.label_names)):
         if ids is not None:
             yield name, _histogram(ids, names) if ids.dtype == np.int32 and ids.ndim == 1 else _range(ids)
-    if graphs.graph_label is not None:
-        yield "labels of graphs", _range(graphs.graph_label)
-    if graphs.edge_attr is not None:
-        yield "values of edges", _range(graphs.edge_attr)
+    for name, values in (("labels of graphs", graphs.graph_label), ("values of edges", graphs.edge_attr)):
+        if values is not None:
+            yield name, _range(values)
     if graphs.input_id is not None:
         reading = graphs.input_id >= 0
         words = f", {counted(f'{len(graphs.vocab):,}', 'word')} in the vocabulary" if graphs.vocab is not None else ""
@@ -107,11 +104,17 @@ def schedule_facts(graphs: Graphs, sched: Schedule, batch: int) -> Iterator[tupl
     yield "shapes", f"{len(seen):,} in the file's {counted(which, 'batch')}; each shape is compiled once"
 
 
-def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> "Table":
+def _table(title: str) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    return Table(title=escape(title), title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+
+
+def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> "Table":
+    from rich.markup import escape
+
+    table = _table(title)
     table.add_column(style="dim")
     table.add_column()
     for name, value in facts:
@@ -121,20 +124,15 @@ def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> "Table":
 
 
 def _levels_table(sched: Schedule) -> "Table":
-    from rich.table import Table
-
     widths = np.asarray(sched.widths)
-    table = Table(
-        title="Vertices per level", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
-    )
+    table = _table("Vertices per level")
     table.add_column(justify="right", style="dim")
     table.add_column(justify="right")
     table.add_column(style="cyan", no_wrap=True)
-    edges = np.unique(np.linspace(0, len(widths), min(len(widths), MAX_BARS) + 1).round().astype(int))
+    edges = np.unique(np.linspace(0, len(widths), min(len(widths), MAX_BARS) + 1).round().astype(int)).tolist()
     means = [widths[a:b].mean() for a, b in pairwise(edges)]
-    for (a, b), mean in zip(pairwise(edges.tolist()), means, strict=True):
-        level = f"{a}" if b == a + 1 else f"{a}-{b - 1}"
-        number = f"{mean:,.0f}" if b == a + 1 else f"{mean:,.1f}"
+    for (a, b), mean in zip(pairwise(edges), means, strict=True):
+        level, number = (f"{a}", f"{mean:,.0f}") if b == a + 1 else (f"{a}-{b - 1}", f"{mean:,.1f}")
         eighths = max(1, round(mean / max(means) * BAR * 8))  # of a character
         table.add_row(level, number, "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip())
     return table
@@ -149,11 +147,11 @@ def _spread(counts: np.ndarray) -> str:
 def _form(graphs: Graphs) -> str:
     roots, fan_in = graphs._facts.roots, graphs.max_fan_in
     most = np.bincount(graphs._edges[1], minlength=1).max()
+    rooted = (roots == 1).all()
+    name = "forests" if not rooted else "sequences" if fan_in <= 1 else "trees"
     if most > 1:
         name = f"directed acyclic graphs, a vertex has up to {most:,} parents"
-    else:
-        name = "sequences" if fan_in <= 1 and (roots == 1).all() else "trees" if (roots == 1).all() else "forests"
-    return name if (roots == 1).all() else f"{name}; roots per graph: {_spread(roots)}"
+    return name if rooted else f"{name}; roots per graph: {_spread(roots)}"
 
 
 def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:
@@ -167,16 +165,11 @@ def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:
 
 def _range(values: np.ndarray) -> str:
     given = values[~np.isnan(values)] if values.dtype.kind == "f" else values
-    if not given.size:
-        return f"{values.dtype}{list(values.shape[1:])}, none"
-    return f"{values.dtype}{list(values.shape[1:])}, {given.min():g} to {given.max():g}, {given.mean():g} on average"
+    numbers = f"{given.min():g} to {given.max():g}, {given.mean():g} on average" if given.size else "none"
+    return f"{values.dtype}{list(values.shape[1:])}, {numbers}"
 
 
 def _shape(shape: Shape) -> str:
-    parts = (
-        counted(f"{sum(shape.leaves):,}", "leaf"),
-        counted(f"{sum(shape.inner):,}", "inner vertex"),
-        counted(f"{sum(shape.edges):,}", "edge"),
-        counted(f"{shape.tasks:,}", "task"),
-    )
-    return ", ".join(parts) + (f", {len(shape.kinds)} kinds" if len(shape.kinds) > 1 else "")
+    sizes = {"leaf": sum(shape.leaves), "inner vertex": sum(shape.inner), "edge": sum(shape.edges), "task": shape.tasks}
+    parts = [counted(f"{number:,}", noun) for noun, number in sizes.items()]
+    return ", ".join(parts + [f"{len(shape.kinds)} kinds"] * (len(shape.kinds) > 1))

@@ -122,15 +122,18 @@ def at_vertex(
     return F.state_tree.unflatten(v.scattered), v._value
 
 
-def compiled(F: VertexFunction, graphs: Graphs) -> Call:
-    """`at_vertex`, compiled once per kind and number of children: faster for many vertices, but `print` has no values."""
-    cache: dict[tuple[str | None, int], Callable[..., tuple[PyTree, PyTree]]] = {}
+def compiled(F: VertexFunction, graphs: Graphs, at: Callable[..., Any] = at_vertex) -> Callable[..., Any]:
+    """Returns `at(F, graphs, row, ...)` as a function of the rest, compiled once per kind and number of children.
 
-    def call(row: int, params: PyTree, inputs: PyTree, edges: PyTree, children: list[PyTree]) -> tuple[PyTree, PyTree]:
-        key = (kind_of(F, graphs, row), len(children))
+    It is faster for many vertices, but `print` has no values.
+    """
+    cache: dict[tuple[str | None, int], Callable[..., Any]] = {}
+
+    def call(row: int, *args: PyTree) -> Any:
+        key = (kind_of(F, graphs, row), int(graphs.child_offsets[row + 1] - graphs.child_offsets[row]))
         if key not in cache:
-            cache[key] = jax.jit(functools.partial(at_vertex, F, graphs, row))
-        return cache[key](params, inputs, edges, children)
+            cache[key] = jax.jit(functools.partial(at, F, graphs, row))
+        return cache[key](*args)
 
     return call
 

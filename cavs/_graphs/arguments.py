@@ -21,11 +21,7 @@ def check_graphs(graphs: object, call: str) -> None:
 def check_takes(argument: str, fun: Callable[..., Any], *names: str, write: str = "") -> None:
     """Raises `TypeError` if `fun` is no function, or takes another number of positional arguments than there are `names`.
 
-    Args:
-        argument: the name for the message, such as "step: fun".
-        fun: the function that the user gave as this argument.
-        names: the names of what it will be called with.
-        write: what to write instead, for the message.
+    `argument` names it in the message, such as "step: fun". `write` is what to write instead.
     """
     expected = f"a function of {counted(len(names), 'argument')}, ({', '.join(names)}).{f' Write {write}.' * bool(write)}"
     if not callable(fun):

@@ -1,14 +1,14 @@
 """Validation of what `Graphs.build` and `graphs[index]` are passed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from cavs._graphs.counted import counted
-from cavs._graphs.heights import heights, offsets
+from cavs._graphs.flat import heights, offsets
 
 INT32_MAX = 2**31 - 1
 
@@ -31,12 +31,10 @@ def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.
 
 
 def check_total(name: str, counts: np.ndarray) -> None:
-    """Checks that non-negative counts of vertices or edges add up to less than 2^31.
+    """Raises `ValueError` if one of some non-negative counts of vertices or edges, or their sum, is 2^31 or more.
 
     Schedules store rows as int32. The check also protects from overflow: with a sum that overflows, NumPy would write outside
     its arrays.
-
-    Raises `ValueError` if one count, or the sum of all, is 2^31 or more.
     """
     # Each count first: if all of them pass, their sum cannot overflow int64.
     large = np.flatnonzero(counts > INT32_MAX)
@@ -46,15 +44,6 @@ def check_total(name: str, counts: np.ndarray) -> None:
 
 
 Index: TypeAlias = int | np.integer | slice | ArrayLike
-
-
-class Structure(NamedTuple):
-    """The arrays of `Graphs` that say which vertex is a child of which."""
-
-    vertex_offsets: np.ndarray
-    child_offsets: np.ndarray
-    children: np.ndarray
-    height: np.ndarray
 
 
 class CycleError(ValueError):
@@ -75,8 +64,11 @@ def _on_cycle(height: np.ndarray, child_offsets: np.ndarray, children: np.ndarra
 
 def checked_structure(
     num_vertices: ArrayLike | Sequence[int], num_children: ArrayLike | Sequence[int], children: ArrayLike | Sequence[int]
-) -> Structure:
-    """Validates these arguments of `Graphs.build` and computes heights. Raises `ValueError` as `Graphs.build` does."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Validates these arguments of `Graphs.build`. Raises `ValueError` as it does.
+
+    Returns the first fields of `Graphs`: `vertex_offsets`, `child_offsets`, `children` and `height`.
+    """
     n = integers("num_vertices", num_vertices)
     counts = integers("num_children", num_children)
     kids = integers("children", children, np.int32)
@@ -114,7 +106,7 @@ def checked_structure(
         )
         error.graph, error.vertex = graph, vertex
         raise error
-    return Structure(vertex_offsets, child_offsets, kids, height)
+    return vertex_offsets, child_offsets, kids, height
 
 
 def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,24 +129,19 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
             raise ValueError(f"{name}: got {array[bad[0]]} at vertex {v} of graph {g}; expected {low} to {high}.")
         return array
 
-    def values(name: str, count: int) -> np.ndarray | None:
-        return None if fields.get(name) is None else _values(name, fields[name], count, None)
-
+    names: dict[str, tuple[str, ...] | None] = {}
     for name in ("vocab", "kind_names", "label_names"):
         if isinstance(given := fields.get(name), str):
             raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
-    given = (fields.get(name) for name in ("vocab", "kind_names", "label_names"))
-    words, kinds, labels = (None if names is None else tuple(names) for names in given)
-    return {
-        "kind": ids("kind", kinds),
+        names[name] = None if given is None else tuple(given)
+    labels = names["label_names"]
+    return names | {
+        "kind": ids("kind", names["kind_names"]),
         "label": ids("label", labels) if are_ids(label) else _values("label", label, num_vertices, labels),
-        "input_id": ids("input_id", words),
-        "vocab": words,
-        "kind_names": kinds,
-        "label_names": labels,
-        "graph_label": values("graph_label", len(vertex_offsets) - 1),
-        "edge_attr": values("edge_attr", num_edges),
-        "x": jax.tree.map(lambda leaf: _values("x", leaf, num_vertices, None), fields.get("x")),
+        "input_id": ids("input_id", names["vocab"]),
+        "graph_label": _values("graph_label", fields.get("graph_label"), len(vertex_offsets) - 1),
+        "edge_attr": _values("edge_attr", fields.get("edge_attr"), num_edges),
+        "x": jax.tree.map(lambda leaf: _values("x", leaf, num_vertices), fields.get("x")),
     }
 
 
@@ -163,8 +150,10 @@ def are_ids(label: ArrayLike | None) -> bool:
     return label is None or np.ndim(label) == 1 and (np.size(label) == 0 or np.issubdtype(np.asarray(label).dtype, np.integer))
 
 
-def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ...] | None) -> np.ndarray:
-    """Labels that are no ids, and values of edges: (count, ...) numbers of any dtype."""
+def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ...] | None = None) -> np.ndarray | None:
+    """Validates labels that are no ids, values of edges or features: (count, ...) numbers of any dtype, or `None`."""
+    if value is None:
+        return None
     array, what = np.asarray(value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
     if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
         hint = " Number the names: write label_names, label = np.unique(array, return_inverse=True)." if name == "label" else ""

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Structure, are_ids, check_total, checked_fields, integers, vertex_at
+from cavs._graphs.checks import are_ids, check_total, checked_fields, integers, vertex_at
 from cavs._graphs.counted import counted
-from cavs._graphs.flat import children_of_parents
+from cavs._graphs.flat import children_of_parents, offsets
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.heights import offsets
 
 # (V,) integers over all graphs, or one array per graph.
 Ids: TypeAlias = ArrayLike | Sequence[ArrayLike] | None
@@ -42,9 +41,10 @@ def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None,
     num_children[starts] = 0
     # The position in the chain is also the height, which need not be computed.
     position = (np.arange(len(num_children)) - np.repeat(starts, lengths)).astype(np.int32)
-    structure = Structure(offsets(lengths), offsets(num_children), position[num_children > 0] - 1, position)
+    vertex_offsets, children = offsets(lengths), position[num_children > 0] - 1
     flat = _flat_fields("from_lengths", lengths, fields | {"input_id": input_id, "label": label})
-    return Graphs(*structure, **checked_fields(structure.vertex_offsets, len(structure.children), flat))
+    checked = checked_fields(vertex_offsets, len(children), flat)
+    return Graphs(vertex_offsets, offsets(num_children), children, position, **checked)
 
 
 def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: Ids = None, **fields: Any) -> Graphs:
@@ -71,7 +71,7 @@ def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: I
     if (num_vertices == 0).any():
         g = int(np.argmin(num_vertices))
         raise ValueError(f"from_parents: parents[{g}]: got no vertex; expected at least one, such as [-1].")
-    flat = _concatenate(arrays)
+    flat = np.concatenate([np.zeros(0, np.int64), *arrays])
     limit = np.repeat(num_vertices, num_vertices)
     bad = (flat < -1) | (flat >= limit)
     if bad.any():
@@ -80,7 +80,7 @@ def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: I
             f"from_parents: parents[{g}][{v}]: got {arrays[g][v]}; expected -1 (a root) or a vertex of graph {g}, "
             f"0 to {num_vertices[g] - 1}."
         )
-    base = np.repeat(np.cumsum(num_vertices) - num_vertices, num_vertices)
+    base = offsets(num_vertices)[:-1].repeat(num_vertices)
     num_children, children = children_of_parents(num_vertices, np.where(flat < 0, -1, flat + base))
     flat_fields = _flat_fields("from_parents", num_vertices, fields | {"input_id": input_id, "label": label})
     return Graphs.build(num_vertices, num_children, children, **flat_fields)
@@ -147,14 +147,12 @@ def edges_to_graphs(
             f"{names.function}: {names.sizes}: got {counted(int(sizes[g]), 'vertex')} for graph {g}; expected at least 1."
         )
     check_total(f"{names.function}: {names.sizes}", sizes)
-    if single or isinstance(edges, np.ndarray):
-        graph, parent, child = _edges_through_all_graphs(edges, sizes, names)
-    else:
-        graph, parent, child = _edges_within_graphs(edges, sizes, names)
-    starts = np.cumsum(sizes) - sizes
-    parent = parent + starts[graph]
+    through_all = single or isinstance(edges, np.ndarray)
+    pairs = (_edges_through_all_graphs if through_all else _edges_within_graphs)(edges, sizes, names)
+    parent, child = pairs.T
     order = np.argsort(parent, kind="stable")
-    edge_attr, fields = fields["edge_attr"], {name: value for name, value in fields.items() if name != "edge_attr"}
+    fields = dict(fields)
+    edge_attr = fields.pop("edge_attr")
     if edge_attr is not None:
         edge_attr = np.asarray(edge_attr)
         if edge_attr.shape[:1] != parent.shape:
@@ -163,17 +161,15 @@ def edges_to_graphs(
                 f"in the order of {names.edges}."
             )
         edge_attr = edge_attr[order]
-    flat_fields = _flat_fields(names.function, sizes, fields)
+    first_rows = (np.cumsum(sizes) - sizes).repeat(sizes)
     num_children = np.bincount(parent, minlength=sizes.sum())
-    return Graphs.build(sizes, num_children, child[order], edge_attr=edge_attr, **flat_fields)
+    flat_fields = _flat_fields(names.function, sizes, fields)
+    return Graphs.build(sizes, num_children, (child - first_rows[parent])[order], edge_attr=edge_attr, **flat_fields)
 
 
-def _edges_through_all_graphs(
-    edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarray, names: EdgeArguments
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(graph, parent, child) (E,) of edges whose vertices are numbered through all graphs; the results, within each."""
+def _edges_through_all_graphs(edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarray, names: EdgeArguments) -> np.ndarray:
+    """Validates edges (E, 2) whose vertices are numbered through all graphs."""
     pairs = _pairs(f"{names.function}: {names.edges}", edges)
-    starts = np.cumsum(sizes) - sizes
 
     def got(e: int) -> str:
         pair = pairs[e, ::-1] if names.child_first else pairs[e]
@@ -182,39 +178,36 @@ def _edges_through_all_graphs(
     bad = (pairs < 0) | (pairs >= sizes.sum())
     if bad.any():
         raise ValueError(f"{got(int(np.argmax(bad.any(1))))}; expected vertices 0 to {sizes.sum() - 1}.")
-    graph = np.searchsorted(starts, pairs, side="right") - 1
+    graph = np.arange(len(sizes)).repeat(sizes)[pairs]
     across = graph[:, 0] != graph[:, 1]
     if across.any():
         e = int(np.argmax(across))
         a, b = graph[e, ::-1] if names.child_first else graph[e]
         hint = "" if names.child_first else " Write a list of arrays if vertices are numbered within each graph."
         raise ValueError(f"{got(e)}, from graph {a} to graph {b}; expected both ends in one graph.{hint}")
-    local = pairs - starts[graph]
-    return graph[:, 0], local[:, 0], local[:, 1]
+    return pairs
 
 
-def _edges_within_graphs(
-    edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarray, names: EdgeArguments
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(graph, parent, child) (E,) of a list of one array of edges per graph."""
-    if not isinstance(edges, Sequence):
-        edges = list(edges)  # type: ignore[arg-type]
-    arrays = [_pairs(f"{names.function}: {names.edges}[{g}]", one) for g, one in enumerate(edges)]
+def _edges_within_graphs(edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarray, names: EdgeArguments) -> np.ndarray:
+    """Validates one array of edges per graph, and numbers their vertices (E, 2) through all graphs."""
+    listed: Any = edges
+    arrays = [_pairs(f"{names.function}: {names.edges}[{g}]", one) for g, one in enumerate(listed)]
     if len(arrays) != len(sizes):
         raise ValueError(
             f"{names.function}: {names.edges}: got {counted(len(arrays), 'array')}; expected {len(sizes)}, one per graph."
         )
     pairs = np.concatenate([np.zeros((0, 2), np.int64), *arrays])
-    graph = np.repeat(np.arange(len(sizes)), [len(a) for a in arrays])
+    counts = np.array([len(a) for a in arrays], np.int64)
+    graph = np.arange(len(sizes)).repeat(counts)
     bad = ((pairs < 0) | (pairs >= sizes[graph][:, None])).any(1)
     if bad.any():
         row = int(np.argmax(bad))
-        g, e = vertex_at(offsets(np.array([len(a) for a in arrays])), row)
+        g, e = vertex_at(offsets(counts), row)
         raise ValueError(
             f"{names.function}: {names.edges}[{g}][{e}]: got {tuple(pairs[row].tolist())}; "
             f"expected vertices of graph {g}, 0 to {sizes[g] - 1}."
         )
-    return graph, pairs[:, 0], pairs[:, 1]
+    return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
 
 
 def _pairs(name: str, value: ArrayLike | Sequence[ArrayLike]) -> np.ndarray:
@@ -237,34 +230,23 @@ def _per_graph(name: str, value: Sequence[ArrayLike], hint: str = "") -> list[np
     return [integers(f"{name}[{g}]", a) for g, a in enumerate(arrays)]
 
 
-def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int64), *arrays])
-
-
 def _flat_fields(function: str, num_vertices: np.ndarray, fields: dict[str, Any]) -> dict[str, Any]:
     """The optional arguments of `Graphs.build`. Concatenates ids that are a list of one array per graph."""
     known = ("kind", "label", "input_id", "kind_names", "label_names", "vocab", "graph_label", "x")
-    out = {}
-    for field, value in fields.items():
-        if field not in known:
-            raise TypeError(f"{function}: got unknown argument {field!r}; expected one of {', '.join(known)}.")
-        if (
-            field in known[:3]
-            and isinstance(value, (list, tuple))
-            and len(value)
-            and np.ndim(value[0]) == 1
-            and are_ids(value[0])
-        ):
-            arrays = _per_graph(f"{function}: {field}", value)
-            if len(arrays) != len(num_vertices):
-                raise ValueError(
-                    f"{function}: {field}: got {counted(len(arrays), 'array')}; expected {len(num_vertices)}, one per graph."
-                )
-            for g, (array, n) in enumerate(zip(arrays, num_vertices.tolist(), strict=True)):
-                if len(array) != n:
-                    raise ValueError(
-                        f"{function}: {field}[{g}]: got {counted(len(array), 'value')}; expected {n}, one per vertex."
-                    )
-            value = _concatenate(arrays)
-        out[field] = value
+    if unknown := [field for field in fields if field not in known]:
+        raise TypeError(f"{function}: got unknown argument {unknown[0]!r}; expected one of {', '.join(known)}.")
+    out = dict(fields)
+    for field in known[:3]:
+        value = fields.get(field)
+        if not (isinstance(value, (list, tuple)) and len(value) and np.ndim(value[0]) == 1 and are_ids(value[0])):
+            continue
+        arrays = _per_graph(f"{function}: {field}", value)
+        if len(arrays) != len(num_vertices):
+            raise ValueError(
+                f"{function}: {field}: got {counted(len(arrays), 'array')}; expected {len(num_vertices)}, one per graph."
+            )
+        for g, (array, n) in enumerate(zip(arrays, num_vertices.tolist(), strict=True)):
+            if len(array) != n:
+                raise ValueError(f"{function}: {field}[{g}]: got {counted(len(array), 'value')}; expected {n}, one per vertex.")
+        out[field] = np.concatenate(arrays)
     return out

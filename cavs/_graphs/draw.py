@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.layout import layout_of_batch
@@ -60,24 +61,21 @@ def draw(
         ValueError: the first graph has more than 400 vertices, there are no graphs, `path` has another suffix, or
             `predictions` or `text` do not have one entry per vertex.
     """
-    if not isinstance(graphs, Graphs):
-        raise TypeError(f"draw: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write graphs[:2] for two graphs.")
+    check_graphs(graphs, "draw(graphs[:2])")
     if path is not None and Path(path).suffix.lower() != ".svg":
         raise ValueError(f"draw: path: got {os.fspath(path)}; expected a name that ends in .svg.")
     for name, of in (("predictions", predictions), ("text", text)):
         if of is not None and np.asarray(of).shape[:1] != (graphs.num_vertices,) or isinstance(of, str):
             got = repr(of) if isinstance(of, str) else f"shape {np.asarray(of).shape}"
             raise ValueError(f"draw: {name}: got {got}; expected {graphs.num_vertices} entries, one per vertex.")
-    guesses = None if predictions is None else np.asarray(predictions)
     shown = int(np.searchsorted(graphs.vertex_offsets, MOST, side="right")) - 1
     if not shown:
         got = f"a first graph of {graphs.vertex_offsets[1]:,} vertices" if len(graphs) else "no graphs"
         raise ValueError(
             f"draw: graphs: got {got}; expected graphs of at most {MOST}. Write cavs.schedule(graphs).plot(path, graphs)."
         )
-    found = _picture(
-        graphs[:shown], guesses, text, "" if shown == len(graphs) else f"the first {shown} of {len(graphs):,} graphs"
-    )
+    note = "" if shown == len(graphs) else f"the first {shown} of {len(graphs):,} graphs"
+    found = _picture(graphs[:shown], None if predictions is None else np.asarray(predictions), text, note)
     if path is not None:
         Path(path).write_text(found, encoding="utf-8")
     return found
@@ -96,12 +94,13 @@ def bars(sizes: Iterable[int], padding: Iterable[int]) -> Drawing:
     """
     rows = [*zip(sizes, padding, strict=True)]
     top, height, step = max((a + b for a, b in rows), default=1) or 1, 120.0, 24
-    colours, found = _colours(np.arange(len(rows))), []
-    for level, (size, more) in enumerate(rows):
-        x, of, above = MARGIN + step * level, height * size / top, height * more / top
+    found = []
+    for level, (colour, (size, more)) in enumerate(zip(_colours(np.arange(len(rows))), rows, strict=True)):
+        x, bottom, boxes = MARGIN + step * level, MARGIN + height, ""
+        for fill, tall in ((colour, height * size / top), (PADDING, height * more / top)):
+            bottom -= tall
+            boxes += f'<rect x="{x}" y="{bottom:.1f}" width="20" height="{tall:.1f}" fill="{fill}"/>'
         tip = f"<title>level {level}: {counted(size, 'vertex')}, {counted(more, 'row')} of padding</title>"
-        places = ((colours[level], height - of, of), (PADDING, height - of - above, above))
-        boxes = "".join(f'<rect x="{x}" y="{MARGIN + y:.1f}" width="20" height="{h:.1f}" fill="{c}"/>' for c, y, h in places)
         found.append(f"<g>{tip}{boxes}{_text(x + 10, MARGIN + height + 14, str(level), 'middle')}</g>")
     return _svg(2 * MARGIN + step * len(rows), height + 2 * MARGIN, found)
 

@@ -4,21 +4,34 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, Structure, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
-from cavs._graphs.facts import Facts, arity_of, facts_of
-from cavs._graphs.flat import number_names
-from cavs._graphs.heights import heights, offsets, ranges
+from cavs._graphs.flat import heights, number_names, offsets, ranges
 from cavs._graphs.pytree import PyTree
 
-_NAMES = {"vocab": "input_id", "kind_names": "kind", "label_names": "label"}  # fields of names, and of the ids that index them
-_VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields that are arrays of values
+NAMES = {"vocab": "input_id", "kind_names": "kind", "label_names": "label"}  # fields of names, and of the ids that index them
+VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields that are arrays of values
+Rows: TypeAlias = np.ndarray | slice
+
+# Up to this many children per vertex, a task of W vertices simply has room for W * fan-in edges.
+SMALL_FAN_IN = 4
+
+
+class Facts(NamedTuple):
+    """Facts about G graphs with V vertices, which decide the padded shapes of their batches."""
+
+    sizes: np.ndarray  # (G,) vertices of each graph
+    num_children: np.ndarray  # (V,)
+    fan_in: np.ndarray  # (G,) largest number of children of a vertex
+    levels: np.ndarray  # (G,) number of levels
+    roots: np.ndarray  # (G,) number of vertices without parents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,10 +127,10 @@ class Graphs:
                 id is not an index into its names, or there are 2^31 or more vertices or edges. The message names the graph
                 and the vertex.
         """
-        structure = checked_structure(num_vertices, num_children, children)
+        vertex_offsets, child_offsets, kids, height = checked_structure(num_vertices, num_children, children)
         fields = {"kind": kind, "label": label, "input_id": input_id, "graph_label": graph_label, "edge_attr": edge_attr}
         fields |= {"x": x, "vocab": vocab, "kind_names": kind_names, "label_names": label_names}
-        return Graphs(*structure, **checked_fields(structure.vertex_offsets, len(structure.children), fields))
+        return Graphs(vertex_offsets, child_offsets, kids, height, **checked_fields(vertex_offsets, len(kids), fields))
 
     def __len__(self) -> int:
         """The number of graphs, G."""
@@ -145,16 +158,19 @@ class Graphs:
 
     def equals(self, other: "Graphs") -> bool:
         """Whether all fields are the same: dtypes, values (NaN is NaN) and names."""
-        mine, others = ({f.name: getattr(graphs, f.name) for f in dataclasses.fields(Graphs)} for graphs in (self, other))
-        return jax.tree.structure(mine) == jax.tree.structure(others) and all(map(_same, *map(jax.tree.leaves, (mine, others))))
+        mine, others = (jax.tree.flatten([getattr(graphs, name) for name in _FIELDS]) for graphs in (self, other))
+        return mine[1] == others[1] and all(map(_same, mine[0], others[0]))
 
     @functools.cached_property
     def _arity(self) -> int:
-        """The arity of the data set from which these graphs were selected.
+        """The number of children of every inner vertex; 0 if it varies or exceeds `SMALL_FAN_IN`.
 
-        A few graphs may have an arity by chance. Their schedule would then have another shape, and compile again.
+        It is that of the data set from which these graphs were selected. A few graphs may have an arity by chance. Their
+        schedule would then have another shape, and compile again.
         """
-        return arity_of(np.diff(self.child_offsets))
+        counts = np.diff(self.child_offsets)
+        arity = int(counts.max(initial=0))
+        return arity if arity <= SMALL_FAN_IN and ((counts == 0) | (counts == arity)).all() else 0
 
     @functools.cached_property
     def _inner_kinds(self) -> tuple[int, ...]:
@@ -163,7 +179,10 @@ class Graphs:
 
     @functools.cached_property
     def _facts(self) -> Facts:
-        return facts_of(self.vertex_offsets, self.child_offsets, self.height, is_root(self))
+        sizes, counts, begin = np.diff(self.vertex_offsets), np.diff(self.child_offsets), self.vertex_offsets[:-1]
+        levels = np.maximum.reduceat(self.height, begin).astype(np.int64) + 1
+        roots = np.add.reduceat(is_root(self), begin, dtype=np.int64)
+        return Facts(sizes, counts, np.maximum.reduceat(counts, begin), levels, roots)
 
     @property
     def _edges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +197,7 @@ class Graphs:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold the fields and the facts of the data set."""
-        return {name: getattr(self, name) for name in (*(f.name for f in dataclasses.fields(self)), "_arity", "_inner_kinds")}
+        return {name: getattr(self, name) for name in (*_FIELDS, "_arity", "_inner_kinds")}
 
     def __getitem__(self, index: Index) -> "Graphs":
         """Selects graphs by an int, a slice, or an array of integers or booleans, in the order of the index.
@@ -195,8 +214,7 @@ class Graphs:
         v0, v1 = int(self.vertex_offsets[start]), int(self.vertex_offsets[stop])
         e0, e1 = int(self.child_offsets[v0]), int(self.child_offsets[v1])
         vertex_offsets, child_offsets = self.vertex_offsets[start : stop + 1] - v0, self.child_offsets[v0 : v1 + 1] - e0
-        part = self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1), slice(start, stop))
-        return part._of_data(self._arity, self._inner_kinds)
+        return self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1), slice(start, stop))
 
     def _select(self, index: np.ndarray) -> "Graphs":
         starts = self.vertex_offsets[index]
@@ -206,19 +224,13 @@ class Graphs:
         edges = self.child_offsets[starts + sizes] - first
         edge_offsets = offsets(edges)
         child_offsets = np.append(self.child_offsets.take(rows) - (first - edge_offsets[:-1]).repeat(sizes), edge_offsets[-1])
-        part = self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges), index)
-        return part._of_data(self._arity, self._inner_kinds)
+        return self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges), index)
 
     def _with_rows(
-        self,
-        vertex_offsets: np.ndarray,
-        child_offsets: np.ndarray,
-        rows: np.ndarray | slice,
-        edges: np.ndarray | slice,
-        numbers: np.ndarray | slice,
+        self, vertex_offsets: np.ndarray, child_offsets: np.ndarray, rows: Rows, edges: Rows, numbers: Rows
     ) -> "Graphs":
-        """Graphs with these offsets: the vertices `rows`, the edges `edges` and the graphs `numbers`."""
-        return Graphs(
+        """Selects the vertices `rows`, the edges `edges` and the graphs `numbers`, and keeps the facts of the data set."""
+        part = Graphs(
             vertex_offsets,
             child_offsets,
             self.children[edges],
@@ -233,6 +245,7 @@ class Graphs:
             None if self.edge_attr is None else self.edge_attr[edges],
             jax.tree.map(lambda leaf: leaf[rows], self.x),
         )
+        return part._of_data(self._arity, self._inner_kinds)
 
     def _of_data(self, arity: int, inner_kinds: tuple[int, ...]) -> "Graphs":
         """Sets facts of the data set from which these graphs were selected, and returns them."""
@@ -315,7 +328,7 @@ class Graphs:
             TypeError: a field has another name.
             ValueError: an array does not fit the graphs, or an id is not an index into its names.
         """
-        known = [field.name for field in dataclasses.fields(Graphs)][len(Structure._fields) :]
+        known = _FIELDS[4:]  # without those of `checked_structure`
         if other := [name for name in fields if name not in known]:
             hint = suggestion(other[0], known)
             raise TypeError(f"replace: got {other[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
@@ -380,11 +393,14 @@ class Graphs:
         return f"Graphs({', '.join(parts + extra)})"
 
 
+_FIELDS = tuple(field.name for field in dataclasses.fields(Graphs))
+
+
 def _same(a: object, b: object) -> bool:
     """Whether two arrays, or two names, are the same."""
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         return a == b
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=jnp.issubdtype(a.dtype, jnp.inexact))
 
 
 def is_root(graphs: Graphs) -> np.ndarray:
@@ -400,18 +416,16 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
     `renumber`: whether ids of different names are numbered anew, by the first appearance of the names. Raises `ValueError` if
     the graphs differ in their names, or some lack a field that others have, or dtypes or shapes differ.
     """
-
-    def offsets_of(name: str) -> np.ndarray:
-        return offsets(np.concatenate([np.diff(getattr(part, name)) for part in parts]))
-
+    vertex_offsets = offsets(np.concatenate([np.diff(part.vertex_offsets) for part in parts]))
+    child_offsets = offsets(np.concatenate([np.diff(part.child_offsets) for part in parts]))
     children, height = (np.concatenate([getattr(part, name) for part in parts]) for name in ("children", "height"))
     what = "Graphs.concat" if renumber else "graphs + other"
-    fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in _VALUES}
+    fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in VALUES}
     leaves, trees = zip(*(jax.tree.flatten(part.x) for part in parts), strict=True)
     if any(tree != trees[0] for tree in trees):
         raise ValueError(f"{what}: x: got {trees[0]} and others; expected the same structure in all graphs.")
     fields["x"] = trees[0].unflatten([_values(what, "x", same) for same in zip(*leaves, strict=True)])
-    for names, ids in _NAMES.items():
+    for names, ids in NAMES.items():
         own = [getattr(part, names) for part in parts]
         fields[names] = own[0]
         if all(x == own[0] for x in own):
@@ -420,13 +434,13 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
             hint = "" if renumber else " Write cavs.Graphs.concat([graphs, other]), which numbers them anew"
             hint += ", or graphs + other.with_vocab(graphs.vocab)" * (bool(hint) and names == "vocab")
             raise ValueError(f"{what}: got different {names}; expected the same in all.{hint}{'.' * bool(hint)}")
-        new, fields[names] = number_names([*chain.from_iterable(own)])
-        fields[names] = tuple(fields[names])
+        new, distinct = number_names([*chain.from_iterable(own)])
+        fields[names] = tuple(distinct)
         tables = np.split(new, np.cumsum([len(x) for x in own])[:-1])
         if fields[ids] is not None:
             each = zip(parts, tables, strict=True)
             fields[ids] = np.concatenate([np.append(table, np.int32(-1))[getattr(part, ids)] for part, table in each])
-    return Graphs(offsets_of("vertex_offsets"), offsets_of("child_offsets"), children, height, **fields)
+    return Graphs(vertex_offsets, child_offsets, children, height, **fields)
 
 
 def _values(what: str, name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:

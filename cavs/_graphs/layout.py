@@ -12,9 +12,8 @@ def layout_of_batch(graphs: Graphs) -> np.ndarray:
     places, begin = [np.zeros(0)], 0.0
     for graph in graphs:
         x = layout(graph)
-        if len(x):
-            x += begin - x.min()
-            begin = x.max() + GAP
+        x += begin - x.min()
+        begin = x.max() + GAP
         places.append(x)
     return np.concatenate(places)
 
@@ -27,9 +26,9 @@ def layout(graph: Graphs) -> np.ndarray:
     move vertices towards their neighbours (Sugiyama, 1981).
     """
     n, height = graph.num_vertices, graph.height
-    counts = np.diff(graph.child_offsets)
-    owner = np.repeat(np.arange(n), counts)
-    parents = np.bincount(graph.children, minlength=n)
+    owner, children = graph._edges
+    counts, parents = np.diff(graph.child_offsets), np.bincount(children, minlength=n)
+    children_of = np.split(children, graph.child_offsets[1:-1])
     x = np.full(n, -1.0)
     seen, stack, leaves = np.zeros(n, bool), np.flatnonzero(parents == 0)[::-1].tolist(), 0
     while stack:
@@ -39,20 +38,16 @@ def layout(graph: Graphs) -> np.ndarray:
         seen[v] = True
         if counts[v] == 0:
             x[v], leaves = leaves, leaves + 1
-        stack.extend(graph.children[graph.child_offsets[v] : graph.child_offsets[v + 1]][::-1].tolist())
-    by_level = np.argsort(height, kind="stable")
-    bounds = np.searchsorted(height[by_level], np.arange(int(height.max(initial=0)) + 2))
-    rows = [by_level[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-    for row in rows[1:]:
-        for v in row:
-            x[v] = x[graph.children[graph.child_offsets[v] : graph.child_offsets[v + 1]]].mean()
-        x[row] = _apart(x[row])
+        stack.extend(children_of[v][::-1].tolist())
+    levels = np.split(np.argsort(height, kind="stable"), np.bincount(height).cumsum()[:-1])
+    for row in levels[1:]:
+        x[row] = _apart(np.array([x[children_of[v]].mean() for v in row]))
     if parents.max(initial=0) > 1:
         degree = np.maximum(counts + parents, 1)
         for _ in range(12):
-            pull = np.bincount(owner, x[graph.children], minlength=n) + np.bincount(graph.children, x[owner], minlength=n)
+            pull = np.bincount(owner, x[children], minlength=n) + np.bincount(children, x[owner], minlength=n)
             x = np.where(counts + parents > 0, pull / degree, x)
-            for row in rows:
+            for row in levels:
                 x[row] = _apart(x[row])
     return x
 
@@ -64,16 +59,14 @@ def _apart(x: np.ndarray) -> np.ndarray:
     """
     order = np.argsort(x, kind="stable")
     target = x[order] - np.arange(len(x))
-    means: list[float] = []
-    sizes: list[int] = []
-    for value in target.tolist():
-        mean, size = value, 1
-        while means and means[-1] >= mean:
-            other = sizes.pop()
-            mean = (means.pop() * other + mean * size) / (other + size)
-            size += other
-        means.append(mean)
-        sizes.append(size)
+    pools: list[tuple[float, int]] = []  # mean, size
+    for mean in target.tolist():
+        size = 1
+        while pools and pools[-1][0] >= mean:
+            other, count = pools.pop()
+            mean, size = (other * count + mean * size) / (count + size), count + size
+        pools.append((mean, size))
+    means, sizes = zip(*pools, strict=True)
     out = np.empty(len(x))
     out[order] = np.repeat(means, sizes) + np.arange(len(x))
     return out

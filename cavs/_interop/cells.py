@@ -51,15 +51,12 @@ def from_cell(cell: Cell, carry: PyTree, *, reduce: str | None = None) -> Vertex
     if reduce is not None and (reduce not in REDUCERS or reduce == "softmax"):
         raise ValueError(f"from_cell: reduce: got {reduce!r}; expected 'sum', 'mean', 'max', or None for sequences.")
     leaves, tree = jax.tree.flatten(carry)
-    for x in leaves:
-        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-            raise TypeError(
-                f"from_cell: carry: got a leaf {x!r}; expected arrays, the carry before the first position. Write, for "
-                "example, (jnp.zeros(64), jnp.zeros(64))."
-            )
-    if not leaves:
-        raise ValueError(
-            "from_cell: carry: got no leaves; expected arrays. Write, for example, (jnp.zeros(64), jnp.zeros(64))."
+    others = [x for x in leaves if not hasattr(x, "shape") or not hasattr(x, "dtype")]
+    if others or not leaves:
+        got = f"a leaf {others[0]!r}" if others else "no leaves"
+        raise (TypeError if others else ValueError)(
+            f"from_cell: carry: got {got}; expected arrays, the carry before the first position. Write, for example, "
+            "(jnp.zeros(64), jnp.zeros(64))."
         )
     # A leaf gathers zeros by default. If the carry is zero, leaving it out lets the products with it be skipped.
     start = [jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]

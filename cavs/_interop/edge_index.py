@@ -63,18 +63,17 @@ def from_edge_index(
         num_nodes = data.num_nodes if num_nodes is None and ptr is None and batch is None else num_nodes
         edge_attr = getattr(data, "edge_attr", None) if edge_attr is None else edge_attr
         edge_index, fields = data.edge_index, {"x": getattr(data, "x", None)} | fields
-    given = {name: value for name, value in (("num_nodes", num_nodes), ("batch", batch), ("ptr", ptr)) if value is not None}
+    sizes = {"num_nodes": num_nodes, "batch": batch, "ptr": ptr}
+    given = [name for name, value in sizes.items() if value is not None]
     if len(given) != 1:
         raise TypeError(
             f"from_edge_index: got {' and '.join(given) or 'none'} of num_nodes, batch and ptr; expected one of them, which "
             "defines how many vertices each graph has. For one PyG graph write num_nodes=data.num_nodes."
         )
-    name, value = next(iter(given.items()))
-    edges = _edges_of(edge_index)
+    (name,) = given
+    edges, fields = _edges_of(edge_index), fields | {"input_id": input_id, "label": label, "edge_attr": edge_attr}
     names = EdgeArguments("from_edge_index", name, "edge_index", "edge_index[:, {}]", child_first=True)
-    return edges_to_graphs(
-        _sizes_of(name, value), edges, fields | {"input_id": input_id, "label": label, "edge_attr": edge_attr}, names
-    )
+    return edges_to_graphs(_sizes_of(name, sizes[name]), edges, fields, names)
 
 
 def _edges_of(edge_index: Integers) -> np.ndarray:
@@ -92,25 +91,23 @@ def _edges_of(edge_index: Integers) -> np.ndarray:
         raise ValueError(
             f"from_edge_index: edge_index: got dtype {edges.dtype}; expected integers. Write edge_index.astype(np.int64)."
         )
-    return edges if len(edges) else np.zeros((0, 2), np.int64)
+    return edges
 
 
 def _sizes_of(name: str, value: Integers) -> np.ndarray:
     """(G,) vertices of each graph, from the argument `name`."""
     sizes = np.asarray(value)
-    if name == "num_nodes" and sizes.ndim == 0:
-        return sizes[None]
+    if name == "num_nodes":
+        return np.atleast_1d(sizes)
     if name == "ptr":
         if sizes.ndim != 1 or not sizes.size or sizes[0] != 0:
             raise ValueError(
                 f"from_edge_index: ptr: got {sizes}; expected (G + 1,) integers from 0: the first row of each graph, and V."
             )
         return np.diff(sizes)
-    if name == "batch":
-        if sizes.ndim != 1 or (sizes.size and (sizes[0] != 0 or not np.isin(np.diff(sizes), (0, 1)).all())):
-            raise ValueError(
-                "from_edge_index: batch: got values that are not 0, ..., 0, 1, ..., 1, 2, ...; expected the graph of each "
-                "vertex, ascending from 0."
-            )
-        return np.bincount(sizes) if sizes.size else np.zeros(0, np.int64)
-    return sizes
+    if sizes.ndim != 1 or (sizes.size and (sizes[0] != 0 or not np.isin(np.diff(sizes), (0, 1)).all())):
+        raise ValueError(
+            "from_edge_index: batch: got values that are not 0, ..., 0, 1, ..., 1, 2, ...; expected the graph of each "
+            "vertex, ascending from 0."
+        )
+    return np.bincount(sizes) if sizes.size else np.zeros(0, np.int64)

@@ -9,9 +9,8 @@ import numpy as np
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._interop.exported import Exported, Forward, export_shape
-from cavs._interop.names import describe_array, name_of, named_leaves
-from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving
+from cavs._interop.exported import GRAPH, VERTEX, WHOLE, Exported, Forward, Serving, export_shape, rows_in, rows_of
+from cavs._readers.names import describe_array, name_of, named_leaves
 from cavs._schedule.ladder import ladder
 from cavs._schedule.schedule import ExportedSchedule
 from cavs._schedule.scheduler import options_of
@@ -84,27 +83,22 @@ def export_server(
             raise ValueError(f"export_server: {name}: got {n!r}; expected an int >= 1.")
     if not len(graphs):
         raise ValueError("export_server: graphs: got none; expected the data set that chooses the sizes.")
-    of = {name: _rows_of(x, graphs) for name, x in named_leaves(inputs, "export_server: inputs").items()}
+    named, counts = named_leaves(inputs, "export_server: inputs"), rows_of(graphs)
+    of = {name: next((one for one, n in counts.items() if np.shape(x)[:1] == (n,)), WHOLE) for name, x in named.items()}
     shapes = ladder(graphs, most_graphs, count, options)
     outputs = _outputs(forward, params, shapes[0], inputs, of)
-    named = named_leaves(params, "export_server: params")
-    programs = (export_shape(forward, params, named, shape, _shaped(inputs, of, shape), platforms) for shape in shapes)
+    programs = (
+        export_shape("export_server", forward, params, shape, _shaped(inputs, of, shape), platforms) for shape in shapes
+    )
     return Exported(shapes, tuple(programs), Serving(of, outputs))
-
-
-def _rows_of(x: Any, graphs: Graphs) -> str:
-    """What the rows of an input belong to."""
-    counts = {VERTEX: graphs.num_vertices, GRAPH: len(graphs), EDGE: graphs.num_edges}
-    return next((of for of, count in counts.items() if np.shape(x)[:1] == (count,)), WHOLE)
 
 
 def _shaped(inputs: PyTree, of: dict[str, str], shape: Shape) -> PyTree:
     """The shapes of inputs that are padded to a shape."""
-    rows = {VERTEX: (shape.vertices,), GRAPH: (shape.graphs,), EDGE: (shape.all_edges,)}
 
     def padded(path: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
-        first = rows.get(of[name_of(path)])
-        return jax.ShapeDtypeStruct(np.shape(x) if first is None else first + np.shape(x)[1:], x.dtype)
+        rows = rows_in(shape).get(of[name_of(path)])
+        return jax.ShapeDtypeStruct(np.shape(x) if rows is None else (rows, *np.shape(x)[1:]), x.dtype)
 
     return jax.tree_util.tree_map_with_path(padded, inputs)
 
@@ -116,26 +110,22 @@ def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, of:
     """
     more = shape.leaves[0] + 8
     larger = shape._replace(vertices=shape.vertices + 8, leaves=(more, *shape.leaves[1:]), graphs=shape.graphs + 1)
-    found = []
-    for each in (shape, larger):
-        data = jax.ShapeDtypeStruct((length_of(each),), np.int32)
 
-        def run(params: PyTree, data: jax.Array, inputs: PyTree, each: Shape = each) -> PyTree:
-            return forward(params, ExportedSchedule(data, each), inputs)
+    def traced(size: Shape) -> dict[str, jax.ShapeDtypeStruct]:
+        data = jax.ShapeDtypeStruct((length_of(size),), np.int32)
+        run = lambda params, data, inputs: forward(params, ExportedSchedule(data, size), inputs)  # noqa: E731
+        return named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, of, size)), "export_server: forward")
 
-        found.append(named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, of, each)), "export_server: forward"))
-    first, second = found
+    first, second = traced(shape), traced(larger)
     rows = []
     for name, x in first.items():
-        both = x.shape[:1], second[name].shape[:1]
-        if both == ((shape.vertices,), (larger.vertices,)):
-            rows.append(VERTEX)
-        elif both == ((shape.graphs,), (larger.graphs,)):
-            rows.append(GRAPH)
-        else:
+        both = (*x.shape[:1], *second[name].shape[:1])
+        found = next((of for of in (VERTEX, GRAPH) if both == (rows_in(shape)[of], rows_in(larger)[of])), None)
+        if found is None:
             raise ValueError(
                 f"export_server: forward: got {describe_array(x)} at {name!r} of its result; expected one row per vertex "
                 f"({shape.vertices}, ...) or per graph ({shape.graphs}, ...), as padding must not count. Return rows, such as "
                 "cavs.run(F, params, sched, inputs, select=sched.roots), and reduce them after serve()."
             )
+        rows.append(found)
     return tuple(rows)

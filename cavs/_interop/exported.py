@@ -1,4 +1,4 @@
-"""`export_forward`: a trained forward as bytes, which run without the source of the vertex function; and `load_forward`."""
+"""A trained forward as bytes, which run without the source of the vertex function: `export_forward` and `load_forward`."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -17,8 +17,8 @@ from jax import export as jax_export
 
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._interop.names import describe_array, named_leaves
-from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving, serve
+from cavs._readers.names import describe_array, named_leaves
+from cavs._schedule.ladder import schedule_into, why_not
 from cavs._schedule.schedule import ExportedSchedule, Schedule, check_schedule
 from cavs._schedule.shape import Shape, length_of, slots_of
 
@@ -28,6 +28,16 @@ Forward: TypeAlias = Callable[[PyTree, Schedule, PyTree], PyTree]
 # A file consists of this line, the SHA-256 of the rest, and the rest: a zip of `about.json` and of the outputs of `jax.export`,
 # `N.jax`.
 MAGIC, FORMAT = b"cavs forward ", 3
+
+# What the rows of an array belong to; "whole": they are not of the batch.
+VERTEX, GRAPH, EDGE, WHOLE = "vertex", "graph", "edge", "whole"
+
+
+class Serving(NamedTuple):
+    """What a server knows about a forward's arguments and results."""
+
+    inputs: dict[str, str]  # of each input by name, what its rows belong to: `"vertex"`, `"graph"`, `"edge"` or `"whole"`
+    outputs: tuple[str, ...]  # of each output in turn, what its rows belong to: `"vertex"` or `"graph"`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +94,28 @@ class Exported:
                 "Exported.serve: got a forward that export_forward exported for schedules of exact shapes; expected one that "
                 "takes any batch. Write cavs.interop.export_server(forward, params, graphs, inputs)."
             )
-        return serve(self._run, self.shapes, self.serving, params, graphs, inputs)
+        if not isinstance(graphs, Graphs):
+            raise TypeError(
+                f"Exported.serve: graphs: got a {type(graphs).__name__}; expected cavs.Graphs, which are not scheduled yet."
+            )
+        named = _checked_inputs(named_leaves(inputs, "Exported.serve: inputs"), self.serving, graphs)
+        of_inputs = {name: self.serving.inputs.get(name, WHOLE) for name in named}
+        parts = _parts_of(graphs, sorted(self.shapes, key=lambda shape: shape.vertices))
+        first, outs = dict.fromkeys(rows_of(graphs), 0), []
+        for part, sched in parts:
+            count, room = rows_of(part), rows_in(sched.shape)
+            own = {
+                name: x if (of := of_inputs[name]) == WHOLE else _padded(x[first[of] : first[of] + count[of]], room[of])
+                for name, x in named.items()
+            }
+            outs.append(self._run(self.shapes.index(sched.shape), params, sched, own))
+            first = {of: first[of] + count[of] for of in first}
+        leaves, trees = zip(*map(jax.tree.flatten, outs), strict=True)
+        rows = []
+        for of, *each in zip(self.serving.outputs, *leaves, strict=True):
+            own = [np.asarray(x)[: rows_of(part)[of]] for x, (part, _) in zip(each, parts, strict=True)]
+            rows.append(own[0] if len(own) == 1 else np.concatenate(own))
+        return jax.tree.unflatten(trees[0], rows)
 
     def __call__(self, params: PyTree, sched: Schedule, inputs: PyTree = None) -> PyTree:
         """Runs `forward(params, sched, inputs)`.
@@ -142,6 +173,57 @@ class Exported:
         return MAGIC + b"%d\n" % FORMAT + hashlib.sha256(data).digest() + data
 
 
+def rows_of(graphs: Graphs) -> dict[str, int]:
+    """Returns how many rows an array has without padding, by what they belong to."""
+    return {VERTEX: graphs.num_vertices, GRAPH: len(graphs), EDGE: graphs.num_edges}
+
+
+def rows_in(shape: Shape) -> dict[str, int]:
+    """Returns how many rows an array has with padding, by what they belong to."""
+    return {VERTEX: shape.vertices, GRAPH: shape.graphs, EDGE: shape.all_edges}
+
+
+def _parts_of(graphs: Graphs, shapes: Sequence[Shape], first: int = 0) -> list[tuple[Graphs, Schedule]]:
+    """Schedules a batch, in halves if it does not fit any of the shapes, and so on.
+
+    `first`: the number of the first graph. Raises `ValueError` if a single graph does not fit.
+    """
+    sched = schedule_into(graphs, shapes)
+    if sched is not None:
+        return [(graphs, sched)]
+    if len(graphs) < 2:
+        raise ValueError(
+            f"Exported.serve: graphs: got {why_not(graphs, shapes)}, in graph {first}. Export again, with graphs like this one "
+            "among those that choose the sizes: cavs.interop.export_server(forward, params, graphs, inputs)."
+        )
+    half = len(graphs) // 2
+    return _parts_of(graphs[:half], shapes, first) + _parts_of(graphs[half:], shapes, first + half)
+
+
+def _checked_inputs(named: dict[str, Any], serving: Serving, graphs: Graphs) -> dict[str, Any]:
+    """Returns the inputs, those with rows of the batch in host memory. Raises `ValueError` if their number is another."""
+    out = dict(named)
+    for name, x in named.items():
+        rows = rows_of(graphs).get(serving.inputs.get(name, WHOLE))
+        if rows is None:
+            continue
+        out[name] = np.asarray(x)
+        if np.shape(x)[:1] != (rows,):
+            raise ValueError(
+                f"Exported.serve: inputs: got shape {np.shape(x)} at {name!r}; expected ({rows}, ...), one row per "
+                f"{serving.inputs[name]} of the batch, without padding."
+            )
+    return out
+
+
+def _padded(rows: np.ndarray, count: int) -> np.ndarray:
+    """Returns `count` rows: those given, and then the first one, or zeros if there is none."""
+    out = np.empty((count, *rows.shape[1:]), rows.dtype)
+    out[: len(rows)] = rows
+    out[len(rows) :] = rows[0] if len(rows) else 0
+    return out
+
+
 def export_forward(
     forward: Forward, params: PyTree, examples: Sequence[tuple[Schedule, PyTree]], *, platforms: Sequence[str] | None = None
 ) -> Exported:
@@ -177,24 +259,22 @@ def export_forward(
     """
     if not examples:
         raise ValueError("export_forward: examples: got none; expected pairs (sched, inputs), one per shape to export.")
-    named = named_leaves(params, "export_forward: params")
     found: dict[Shape, Any] = {}
     for n, example in enumerate(examples):
         if not isinstance(example, tuple) or len(example) != 2 or not isinstance(example[0], Schedule):
             raise TypeError(f"export_forward: examples[{n}]: got a {type(example).__name__}; expected a pair (sched, inputs).")
         sched, inputs = example
-        if sched.shape in found:
-            continue
-        found[sched.shape] = export_shape(forward, params, named, sched.shape, inputs, platforms)
+        if sched.shape not in found:
+            found[sched.shape] = export_shape("export_forward", forward, params, sched.shape, inputs, platforms)
     return Exported(tuple(found), tuple(found.values()))
 
 
 def export_shape(
-    forward: Forward, params: PyTree, named: Arrays, shape: Shape, inputs: PyTree, platforms: Sequence[str] | None
+    function: str, forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, platforms: Sequence[str] | None
 ) -> jax_export.Exported:
-    """Exports a forward for schedules of one shape. `named` are the leaves of `params`; only the shapes of arrays matter."""
+    """Exports a forward for schedules of one shape. Only the shapes of arrays matter. `function` is named by errors."""
     trees = jax.tree.structure(params), jax.tree.structure(inputs)
-    arguments = named, named_leaves(inputs, "export_forward: inputs")
+    arguments = named_leaves(params, f"{function}: params"), named_leaves(inputs, f"{function}: inputs")
     shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
 
     def exported(x: Any) -> Any:
@@ -245,11 +325,8 @@ def load_forward(data: bytes) -> Exported:
         ImportError: flatbuffers is not installed.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
-        hint = (
-            "Write load_forward(pathlib.Path(path).read_bytes())"
-            if isinstance(data, str | os.PathLike)
-            else "Open the file as 'rb'"
-        )
+        is_path = isinstance(data, str | os.PathLike)
+        hint = "Write load_forward(pathlib.Path(path).read_bytes())" if is_path else "Open the file as 'rb'"
         raise TypeError(f"load_forward: data: got a {type(data).__name__}; expected the bytes of Exported.to_bytes(). {hint}.")
     head, _, _ = bytes(data[:64]).partition(b"\n")
     if not head.startswith(MAGIC):

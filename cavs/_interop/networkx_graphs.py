@@ -9,8 +9,8 @@ import numpy as np
 from cavs._graphs.arguments import optional_module
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
-from cavs._readers.features import arrays_by_name, nested
 from cavs._readers.json_values import are_targets, id_values, ids_of, targets_of
+from cavs._readers.names import arrays_by_name, nested
 
 if TYPE_CHECKING:
     import networkx
@@ -55,9 +55,10 @@ def from_networkx(
     """
     networkx = optional_module("networkx", MSG_NETWORKX.format("from_networkx"))
     all_graphs: list[Any] = [graphs] if isinstance(graphs, networkx.Graph) else list(graphs)
+    sources = {"kind": (kind, "kind_names"), "label": (label, "label_names"), "input_id": (input, "vocab")}
     sizes: list[int] = []
     children: list[list[int]] = []
-    values: dict[str, list[object]] = {"kind": [], "label": [], "input_id": []}
+    values: dict[str, list[Any]] = {ids: [] for ids in sources}
     of_edges: list[object] = []
     features: list[object] = []
     for g, graph in enumerate(all_graphs):
@@ -69,12 +70,12 @@ def from_networkx(
         for own in _ordered_children(g, graph, edge_attr):
             children.append([child for child, _ in own])
             of_edges.extend(value for _, value in own)
-        for ids, attribute in (("kind", kind), ("label", label), ("input_id", input)):
+        for ids, (attribute, _) in sources.items():
             values[ids].extend(data for _, data in graph.nodes(data=attribute))
         features.extend(data for _, data in graph.nodes(data=x))
     fields: dict[str, Any] = {}
-    for ids, attribute, names in (("kind", kind, "kind_names"), ("label", label, "label_names"), ("input_id", input, "vocab")):
-        given: list[Any] = [value.item() if isinstance(value, np.integer) else value for value in values[ids]]
+    for ids, (attribute, names) in sources.items():
+        given = [value.item() if isinstance(value, np.integer) else value for value in values[ids]]
         if all(value is None for value in given):
             continue
         try:
@@ -110,9 +111,8 @@ def _row_values(values: list[object], argument: str, name: str, one: str) -> np.
     except ValueError:  # of different shapes
         array = np.asarray(None)
     if lacking or array.dtype.kind not in "biufc":
-        got = (
-            f"it on {len(values) - lacking} of {len(values)} {one}s" if lacking else "values that are not numbers of one shape"
-        )
+        some = f"it on {len(values) - lacking} of {len(values)} {one}s"
+        got = some if lacking else "values that are not numbers of one shape"
         raise ValueError(
             f"from_networkx: {argument}={name!r}: got {got}; expected numbers, or arrays of numbers of one shape, on every "
             f"{one}."
@@ -157,32 +157,23 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
     """
     networkx = optional_module("networkx", MSG_NETWORKX.format("to_networkx"))
     owner, _ = graphs._edges
-    order = (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()
-    parents, children = (owner - graphs._first_rows[owner]).tolist(), graphs.children.tolist()
-    of_edges = [{"order": place} for place in order]
+    edges = {"order": (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()}
     if graphs.edge_attr is not None:
-        of_edges = [{**own, "edge_attr": value} for own, value in zip(of_edges, graphs.edge_attr.tolist(), strict=True)]
-    attributes = []
-    for attribute, ids, names in (
-        ("kind", graphs.kind, graphs.kind_names),
-        ("label", graphs.label, graphs.label_names),
-        ("input", graphs.input_id, graphs.vocab),
-    ):
-        if ids is not None:
-            attributes.append((attribute, id_values(ids, names)))
+        edges["edge_attr"] = graphs.edge_attr.tolist()
+    ids = {"kind": graphs.kind, "label": graphs.label, "input": graphs.input_id}
+    names = {"kind": graphs.kind_names, "label": graphs.label_names, "input": graphs.vocab}
+    nodes = {name: id_values(values, names[name]) for name, values in ids.items() if values is not None}
     if graphs.x is not None:
         rows = {name: leaf.tolist() for name, leaf in arrays_by_name(graphs.x, "to_networkx").items()}
-        each = (nested({name: own[i] for name, own in rows.items()}).get("x") for i in range(graphs.num_vertices))
-        attributes.append(("x", list(each)))
+        nodes["x"] = [nested({name: own[i] for name, own in rows.items()}).get("x") for i in range(graphs.num_vertices)]
+    pairs = list(zip(graphs.children.tolist(), (owner - graphs._first_rows[owner]).tolist(), strict=True))
     out = []
     for start, stop in pairwise(graphs.vertex_offsets.tolist()):
-        first, last = int(graphs.child_offsets[start]), int(graphs.child_offsets[stop])
-        pairs = list(zip(children[first:last], parents[first:last], strict=True))
-        graph = networkx.DiGraph() if len(set(pairs)) == len(pairs) else networkx.MultiDiGraph()
+        own = range(int(graphs.child_offsets[start]), int(graphs.child_offsets[stop]))
+        graph = networkx.DiGraph() if len({pairs[e] for e in own}) == len(own) else networkx.MultiDiGraph()
         for row in range(start, stop):
-            own = {attribute: values[row] for attribute, values in attributes if values[row] is not None}
-            graph.add_node(row - start, **own)
-        for (child, parent), own in zip(pairs, of_edges[first:last], strict=True):
-            graph.add_edge(child, parent, **own)
+            graph.add_node(row - start, **{name: values[row] for name, values in nodes.items() if values[row] is not None})
+        for e in own:
+            graph.add_edge(*pairs[e], **{name: values[e] for name, values in edges.items()})
         out.append(graph)
     return out

@@ -17,7 +17,7 @@ import numpy as np
 
 from cavs._graphs.pytree import PyTree
 
-_GATES = {"LSTM": 4, "GRU": 3, "ElmanRNN": 1}
+_GATES = (4, 3, 1)  # of an LSTM, a GRU and an ElmanRNN
 _NAME = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(\d+)(_reverse)?")
 
 
@@ -50,15 +50,13 @@ def params_from_torch(state_dict: Mapping[str, Any], prefix: str = "") -> list[A
             f"params_from_torch: state_dict: got names {sorted(state_dict)[:8]} without {prefix + 'weight_ih_l0'!r}; expected "
             f"the state dict of a torch.nn.LSTM, GRU or RNN.{hint}"
         )
-    layers = 1 + max(k for k, _ in found)
     both = any(backward for _, backward in found)
     out: list[Any] = []
-    for k in range(layers):
-        directions = [
-            _from_torch(f"{prefix}*_l{k}{'_reverse' * backward}", found.get((k, backward), {}))
-            for backward in (False, True)[: 1 + both]
-        ]
-        out.append({"forward": directions[0], "backward": directions[1]} if both else directions[0])
+    for k in range(1 + max(k for k, _ in found)):
+        layer = {"forward": _from_torch(f"{prefix}*_l{k}", found.get((k, False), {}))}
+        if both:
+            layer["backward"] = _from_torch(f"{prefix}*_l{k}_reverse", found.get((k, True), {}))
+        out.append(layer if both else layer["forward"])
     return out
 
 
@@ -95,15 +93,14 @@ def _array(x: Any) -> np.ndarray:
 def _from_torch(names: str, p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if "weight_hr" in p:
         raise ValueError(f"params_from_torch: {names}: got weight_hr (proj_size > 0); expected a module without projections.")
-    missing = [name for name in ("weight_ih", "weight_hh") if name not in p]
-    if missing or ("bias_ih" in p) != ("bias_hh" in p):
+    if not {"weight_ih", "weight_hh"} <= {*p} or ("bias_ih" in p) != ("bias_hh" in p):
         raise ValueError(
             f"params_from_torch: {names}: got {sorted(p)}; expected weight_ih, weight_hh, and both biases or none."
         )
     rows, hidden = p["weight_hh"].shape
     gates = rows // hidden
     bias = [p.get(name, np.zeros(rows, p["weight_hh"].dtype)) for name in ("bias_ih", "bias_hh")]
-    fits = gates in _GATES.values() and rows == gates * hidden and len(p["weight_ih"]) == rows
+    fits = gates in _GATES and rows == gates * hidden and len(p["weight_ih"]) == rows
     if not fits or any(b.shape != (rows,) for b in bias):
         shapes = {name: x.shape for name, x in p.items()}
         raise ValueError(f"params_from_torch: {names}: got shapes {shapes}; expected those of a torch.nn.LSTM, GRU or RNN.")
@@ -126,7 +123,7 @@ def _to_torch(where: str, p: PyTree) -> dict[str, np.ndarray]:
     w, u, b = (_array(p[name]) for name in ("w", "u", "b"))
     hidden, columns = u.shape
     gates = columns // hidden
-    if gates not in _GATES.values() or (gates == 3) != ("d" in p) or b.shape != (columns,) or w.shape[1:] != (columns,):
+    if gates not in _GATES or (gates == 3) != ("d" in p) or b.shape != (columns,) or w.shape[1:] != (columns,):
         shapes = {name: np.shape(x) for name, x in p.items()}
         raise ValueError(
             f"params_to_torch: params: got shapes {shapes} in {where}; expected those of an LSTM, a GRU or an ElmanRNN."

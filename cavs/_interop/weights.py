@@ -8,9 +8,8 @@ import numpy as np
 
 from cavs._graphs.arguments import optional_module
 from cavs._graphs.pytree import PyTree
-from cavs._interop.names import describe_array, named_leaves
-from cavs._readers.features import nested
 from cavs._readers.files import check_path, open_regular, replacing
+from cavs._readers.names import describe_array, named_leaves, nested
 
 Params = TypeVar("Params")
 SAFETENSORS = "safetensors.flax"  # despite its name it needs only JAX; it is the module that supports bfloat16

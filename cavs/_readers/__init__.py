@@ -1,21 +1,17 @@
-"""Readers of graphs, one file per format. To add a format, add a file and a line in `_BY_SUFFIX`."""
+"""Readers of graphs, one file per format. To add a format, add a file and a line in `BY_SUFFIX`."""
 
 import os
 from collections.abc import Sequence
 
 from cavs._graphs.graphs import Graphs
-from cavs._readers.conllu import read_conllu as read_conllu
-from cavs._readers.edges import read_edges as read_edges, write_edges as write_edges
-from cavs._readers.netlist import read_netlist as read_netlist, read_signals as read_signals
-from cavs._readers.npz import load_npz as load_npz, save_npz as save_npz
-from cavs._readers.simulate import simulate_netlist as simulate_netlist
-from cavs._readers.source import FormatError as FormatError, Path, bare_suffix, printable as printable
-from cavs._readers.tagged import read_tagged as read_tagged
-from cavs._readers.text import read_lines as read_lines, read_pairs as read_pairs, read_text as read_text
-from cavs._readers.trees import read_trees as read_trees
-from cavs._readers.vectors import Vectors as Vectors, read_vectors as read_vectors
+from cavs._readers.conllu import read_conllu
+from cavs._readers.edges import read_edges
+from cavs._readers.netlist import read_netlist
+from cavs._readers.npz import load_npz
+from cavs._readers.source import Path, bare_suffix
+from cavs._readers.trees import read_trees
 
-_BY_SUFFIX = {
+BY_SUFFIX = {
     ".txt": read_trees,
     ".ptb": read_trees,
     ".trees": read_trees,
@@ -56,10 +52,10 @@ def read(path: Path | Sequence[Path]) -> Graphs:
     if isinstance(path, Sequence) and not isinstance(path, str):
         return Graphs.concat(map(read, path))
     suffix = bare_suffix(path)
-    if suffix not in _BY_SUFFIX:
+    if suffix not in BY_SUFFIX:
         raise ValueError(
-            f"read: path: got {os.fspath(path)!r}, which ends in {suffix!r}; expected one of {', '.join(_BY_SUFFIX)}, or "
+            f"read: path: got {os.fspath(path)!r}, which ends in {suffix!r}; expected one of {', '.join(BY_SUFFIX)}, or "
             "one of these with .gz. For other names call the reader itself: cavs.read_trees, cavs.io.read_conllu, read_edges, "
             "read_netlist or load_npz."
         )
-    return _BY_SUFFIX[suffix](path)
+    return BY_SUFFIX[suffix](path)

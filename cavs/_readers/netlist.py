@@ -93,20 +93,17 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
     netlists = list(map(_read, paths))
     any_bench = any(bare_suffix(one) == ".bench" for one in paths)
     kind_index = {kind: i for i, kind in enumerate(_BENCH_KINDS if any_bench else _BENCH_KINDS[:1])}
-    kinds: list[int] = []
-    num_children: list[int] = []
+    kinds = [kind_index.setdefault(kind, len(kind_index)) for netlist in netlists for kind in netlist.kinds]
+    num_children = [len(fan_in) for netlist in netlists for fan_in in netlist.fan_in]
     children: list[int] = []
     labels: list[np.ndarray] = []
     for netlist in netlists:
-        kinds.extend(kind_index.setdefault(kind, len(kind_index)) for kind in netlist.kinds)
-        num_children.extend(map(len, netlist.fan_in))
         for line, fan_in in zip(netlist.lines, netlist.fan_in, strict=True):
             children.extend([netlist.vertex(line, signal) for signal in fan_in])
-        label = np.zeros(len(netlist.kinds), np.int32)
-        label[[netlist.vertex(line, signal) for line, signal in netlist.outputs]] = 1
-        labels.append(label)
+        labels.append(np.zeros(len(netlist.kinds), np.int32))
+        labels[-1][[netlist.vertex(line, signal) for line, signal in netlist.outputs]] = 1
 
-    sizes, label = [len(netlist.kinds) for netlist in netlists], np.concatenate([np.zeros(0, np.int32), *labels])
+    sizes, label = list(map(len, labels)), np.concatenate([np.zeros(0, np.int32), *labels])
     try:
         return Graphs.build(sizes, num_children, children, kind=kinds, kind_names=kind_index, label=label)
     except CycleError as error:
@@ -151,31 +148,28 @@ def _read_bench(path: Path) -> _Netlist:
                 path, number, text, "INPUT(a), OUTPUT(y), y = GATE(a, b), y = LUT 0x8 (a, b), y = vdd or y = gnd"
             )
         target, word, table, inner = match.groups()
-        if inner is None:
-            _define_gate(netlist, number, [target], [_BENCH_CONSTANTS[word.upper()]])
-            continue
-        signals = [signal.strip(ASCII_SPACE) for signal in inner.split(",")]
-        if not all(map(_BENCH_SIGNAL.fullmatch, signals)):
-            raise format_error(path, number, text, "signal names in brackets, separated by commas")
-        if table is not None:
-            _define_gate(netlist, number, [*signals, target], _cover_of_table(path, number, match, len(signals)))
-            continue
         kind = _BENCH_ALIASES.get(word.upper(), word.upper())
-        if kind in _BENCH_STATEFUL:
+        signals = [signal.strip(ASCII_SPACE) for signal in (inner or "").split(",")]
+        if inner is None:
+            _define_gate(netlist, number, [target], [_BENCH_CONSTANTS[kind]])
+        elif not all(map(_BENCH_SIGNAL.fullmatch, signals)):
+            raise format_error(path, number, text, "signal names in brackets, separated by commas")
+        elif table is not None:
+            _define_gate(netlist, number, [*signals, target], _cover_of_table(path, number, match, len(signals)))
+        elif kind in _BENCH_STATEFUL:
             raise format_error(path, number, text, _ONLY_COMBINATIONAL)
-        if target is None:
-            if kind not in ("INPUT", "OUTPUT") or len(signals) != 1:
-                raise format_error(path, number, text, "INPUT(a), OUTPUT(y) or y = GATE(a, b)")
-            if kind == "INPUT":
-                netlist.define(number, signals[0], kind, [])
-            else:
-                netlist.outputs.append((number, signals[0]))
-            continue
-        if kind not in _BENCH_KINDS[1:]:
+        elif target is None and (kind not in ("INPUT", "OUTPUT") or len(signals) != 1):
+            raise format_error(path, number, text, "INPUT(a), OUTPUT(y) or y = GATE(a, b)")
+        elif target is None and kind == "INPUT":
+            netlist.define(number, signals[0], kind, [])
+        elif target is None:
+            netlist.outputs.append((number, signals[0]))
+        elif kind not in _BENCH_KINDS[1:]:
             raise format_error(path, number, text, f"one of the gates {', '.join(_BENCH_KINDS[1:])}")
-        if kind in ("NOT", "BUF") and len(signals) != 1:
+        elif kind in ("NOT", "BUF") and len(signals) != 1:
             raise format_error(path, number, text, f"one signal in the brackets of {kind}")
-        netlist.define(number, target, kind, signals)
+        else:
+            netlist.define(number, target, kind, signals)
     return netlist
 
 

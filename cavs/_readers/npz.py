@@ -9,14 +9,12 @@ from typing import IO, Any
 import numpy as np
 
 from cavs._graphs.arguments import check_graphs
-from cavs._graphs.graphs import Graphs
-from cavs._readers.features import arrays_by_name, nested
+from cavs._graphs.graphs import NAMES, VALUES, Graphs
+from cavs._readers.names import arrays_by_name, nested
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
 
 _VERSION = 1
-_IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))
 _HEADER, _LENGTHS_AT = 30, 26  # of a member of a zip file: the bytes before it, and where the lengths of name and rest are
-_PLAIN = ("graph_label", "edge_attr")  # numbers of any dtype, which have no names
 
 
 def save_npz(graphs: Graphs, path: Path) -> None:
@@ -33,6 +31,7 @@ def save_npz(graphs: Graphs, path: Path) -> None:
 
     Raises:
         TypeError: `graphs` is something else, or `x` contains other than dicts and arrays.
+        ValueError: an array has a dtype that NumPy's files do not store, such as bfloat16.
     """
     check_graphs(graphs, "save_npz(graphs, path)")
     write_bytes(path, graphs_to_bytes(graphs))
@@ -56,15 +55,20 @@ def load_npz(path: Path) -> Graphs:
     return graphs_from_bytes(path, read_bytes(path))
 
 
-def stored_arrays(file: IO[bytes]) -> dict[str, np.ndarray]:
-    """The arrays of a `.npz` file without compression, which could expand to fill the memory. Pickles are refused.
+def stored_arrays(file: IO[bytes], most: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a `.npz` file, which may decompress to `most` bytes, `None` for its size. Pickles are refused.
 
     Raises `Exception` if the file is damaged. zipfile and NumPy raise a dozen types: BadZipFile, struct.error, MemoryError, ...
     """
-    members, size = _members(file), file.seek(0, os.SEEK_END)
-    if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > size:
-        raise ValueError("its arrays are compressed")
-    return _arrays(file)
+    length, size = file.seek(0, os.SEEK_END), sum(member.file_size for member in _members(file))
+    if size > (length if most is None else most):
+        raise ValueError(f"{length} bytes that decompress to {size}")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    if others := [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]:  # bytes
+        raise ValueError(f"its member {others[0]!r} is not an array")
+    return arrays
 
 
 def _members(file: IO[bytes]) -> list[zipfile.ZipInfo]:
@@ -85,35 +89,24 @@ def _members(file: IO[bytes]) -> list[zipfile.ZipInfo]:
     return members
 
 
-def _arrays(file: IO[bytes]) -> dict[str, np.ndarray]:
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
-    if others := [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]:  # bytes
-        raise ValueError(f"its member {others[0]!r} is not an array")
-    return arrays
-
-
 def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
     """The content of a `.npz` file. A reader can check the integers of `stamp`."""
-    arrays = {
-        "cavs_version": np.int64(_VERSION),
-        "stamp": np.array(stamp, np.int64),
-        "vertex_offsets": graphs.vertex_offsets,
-        "child_offsets": graphs.child_offsets,
-        "children": graphs.children,
-    }
-    for ids, names in _IDS:
-        if getattr(graphs, ids) is not None:
-            arrays[ids] = getattr(graphs, ids)
+    fields = {name: getattr(graphs, name) for name in ("vertex_offsets", "child_offsets", "children", *VALUES)}
+    arrays = {"cavs_version": np.int64(_VERSION), "stamp": np.array(stamp, np.int64)}
+    arrays |= {name: value for name, value in fields.items() if value is not None}
+    for names in NAMES:
         if getattr(graphs, names) is not None:
             # NumPy's arrays of str are padded to the longest and lose trailing NULs. "surrogatepass" is needed because JSON
             # can contain lone surrogates.
             encoded = [name.encode("utf-8", "surrogatepass") for name in getattr(graphs, names)]
             arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
             arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
-    arrays |= {name: getattr(graphs, name) for name in _PLAIN if getattr(graphs, name) is not None}
     arrays |= arrays_by_name(graphs.x, "save_npz")
+    if others := [name for name, x in arrays.items() if x.dtype.kind == "V"]:
+        raise ValueError(
+            f"save_npz: {others[0]}: got dtype {arrays[others[0]].dtype}, which NumPy's files do not store; expected one of "
+            "NumPy's own. Write graphs.replace(...) with rows.astype(np.float32)."
+        )
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -125,14 +118,8 @@ def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = N
     Raises `FormatError` as `load_npz` does, and if the file has another `stamp`.
     """
     try:
-        file = io.BytesIO(data)
-        size = sum(member.file_size for member in _members(file))
-        if size > max(ALLOWANCE, RATIO * len(data)):
-            raise ValueError(f"{len(data)} bytes that decompress to {size}")
-        arrays = _arrays(file)
-    except Exception as error:
-        # For damaged files zipfile, zlib and numpy raise a dozen exception types: BadZipFile, struct.error,
-        # NotImplementedError, MemoryError, ...
+        arrays = stored_arrays(io.BytesIO(data), max(ALLOWANCE, RATIO * len(data)))
+    except Exception as error:  # see stored_arrays
         raise format_error(path, None, error, "a whole .npz file, as cavs.io.save_npz writes it") from error
     version = arrays.get("cavs_version")
     if version is None or version.shape != () or version != _VERSION:
@@ -149,13 +136,8 @@ def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = N
 def _build(arrays: dict[str, np.ndarray]) -> Graphs:
     num_children = _counts(arrays, "child_offsets", len(_array(arrays, "children")))
     num_vertices = _counts(arrays, "vertex_offsets", len(num_children))
-    fields: dict[str, Any] = {}
-    for ids, names in _IDS:
-        if ids in arrays:
-            fields[ids] = arrays[ids] if ids == "label" else _array(arrays, ids)
-        if f"{names}.bytes" in arrays:
-            fields[names] = _names(arrays, names)
-    fields |= {name: arrays.get(name) for name in _PLAIN}
+    fields: dict[str, Any] = {name: arrays.get(name) for name in VALUES}
+    fields |= {names: _names(arrays, names) for names in NAMES if f"{names}.bytes" in arrays}
     fields["x"] = nested({name: x for name, x in arrays.items() if name.split("/")[0] == "x"}).get("x")
     return Graphs.build(num_vertices, num_children, arrays["children"], **fields)
 

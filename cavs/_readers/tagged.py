@@ -8,10 +8,9 @@ import numpy as np
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
-from cavs._readers.conllu import read_words
+from cavs._readers.conllu import LABEL_COLUMNS, read_sentences
 from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines, words_in
 
-CONLLU_COLUMNS = ("upos", "xpos", "deprel")
 # Files with these suffixes always contain columns. A `.txt` may contain any of the formats; its content tells which.
 COLUMN_SUFFIXES = (".bio", ".bmes", ".col", ".conll", ".iob", ".iob2", ".ner", ".tsv")
 
@@ -40,11 +39,11 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
     """
     suffix = bare_suffix(path)
     if suffix == ".conllu":
-        if column not in (None, *CONLLU_COLUMNS):
-            raise ValueError(f"column: got {column!r}; expected one of {', '.join(CONLLU_COLUMNS)} for {path}.")
-        found = read_words(path, read_lines(path), column or "upos", parsed=False)
-        tags = [None if label == "_" else label for label in found.labels]
-        return _chains(path, np.array(found.num_vertices, int), found.forms, tags)
+        if column not in (None, *LABEL_COLUMNS):
+            raise ValueError(f"column: got {column!r}; expected one of {', '.join(LABEL_COLUMNS)} for {path}.")
+        sentences = read_sentences(path, read_lines(path), column or "upos", parsed=False)
+        found = [word for sentence in sentences for word in sentence]
+        return _chains(path, list(map(len, sentences)), [word.form for word in found], [word.label for word in found])
     lines = read_lines(path)
     rows = list(map(words_in, lines))
     some = [cells for cells in rows if cells]
@@ -61,7 +60,7 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
             "word|TAG, one sentence per line"
         )
         raise format_error(path, number, "" if number is None else lines[number - 1], expected)
-    return _chains(path, np.array([len(cells) for cells in some]), [word for cells in some for word in cells], None)
+    return _chains(path, list(map(len, some)), [word for cells in some for word in cells], None)
 
 
 def _is_word(cells: list[str]) -> bool:
@@ -107,7 +106,7 @@ def _columns(path: Path, lines: list[str], rows: list[list[str]], column: str | 
             tags.append(cells[-1 if at is None else at])
         elif len(words) > ends[-1]:
             ends.append(len(words))
-    return _chains(path, np.diff(ends), words, tags)
+    return _chains(path, np.diff(ends).tolist(), words, tags)
 
 
 def _piped(path: Path, lines: list[str], rows: list[list[str]]) -> Graphs:
@@ -115,14 +114,13 @@ def _piped(path: Path, lines: list[str], rows: list[list[str]]) -> Graphs:
         bad = next((cell for cell in cells if not cell.rpartition("|")[0] or cell.endswith("|")), None)
         if bad is not None:
             raise format_error(path, number, bad, "word|TAG")
-    cells = [cell for row in rows for cell in row]
-    parts = [cell.rsplit("|", 2) for cell in cells]
+    parts = [cell.rsplit("|", 2) for row in rows for cell in row]
     three = all(len(p) == 3 and p[0] for p in parts)
-    words = [p[0] if three else cell.rpartition("|")[0] for p, cell in zip(parts, cells, strict=True)]
-    return _chains(path, np.array([len(row) for row in rows if row]), words, [p[-1] for p in parts])
+    words = ["|".join(p[: 1 if three else -1]) for p in parts]
+    return _chains(path, [len(row) for row in rows if row], words, [p[-1] for p in parts])
 
 
-def _chains(path: Path, lengths: np.ndarray, words: Sequence[str], tags: Sequence[str | None] | None) -> Graphs:
+def _chains(path: Path, lengths: Sequence[int], words: Sequence[str], tags: Sequence[str | None] | None) -> Graphs:
     if not len(lengths):
         raise format_error(path, None, "", "at least one sentence")
     ids, vocab = number_names(words)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
+from cavs._readers import BY_SUFFIX
 from cavs._readers.source import Path, bare_suffix, format_error, read_lines as lines_of
 
 SEPARATORS = ("\t", " ||| ")
-# The ends of names of files that hold graphs and never plain text.
-OF_GRAPHS = (".ptb", ".trees", ".mrg", ".conllu", ".jsonl", ".bench", ".blif", ".npz")
 
 
 def read_lines(path: Path) -> list[str]:
@@ -42,7 +41,7 @@ def read_text(path: Path | Sequence[str]) -> Graphs:
         FormatError: the text has no words or is not UTF-8, or its name ends like that of a file of graphs.
     """
     given = isinstance(path, str | os.PathLike)
-    if given and bare_suffix(path) in OF_GRAPHS:
+    if given and bare_suffix(path) in BY_SUFFIX.keys() - {".txt"}:
         raise format_error(path, None, bare_suffix(path), "a text, one sentence per line; files of this name hold graphs")
     sentences = [words for line in (read_lines(path) if given else path) if (words := line.split())]
     if not sentences:

@@ -1,5 +1,6 @@
 """Trees in brackets, the format of the Stanford Sentiment Treebank and of the Penn Treebank."""
 
+import contextlib
 import errno
 import os
 import re
@@ -67,10 +68,8 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
     stat = os.stat(source)
     stamp = (stat.st_size, stat.st_mtime_ns)
     cached = f"{os.fspath(source)}.npz"
-    try:
+    with contextlib.suppress(OSError, FormatError):
         return graphs_from_bytes(cached, read_whole(cached), stamp)
-    except (OSError, FormatError):
-        pass
     graphs = _parse(source, read_utf8(source))
     try:
         write_bytes(cached, graphs_to_bytes(graphs, stamp))
@@ -95,7 +94,11 @@ def _parse(path: Path, data: bytes) -> Graphs:
     word = atom & _after(label)
     opened, closed = np.cumsum(opening), np.cumsum(closing)
     depth = opened - closed
-    _check(path, data, at, opening, closing, atom, label, word, depth)
+    if broken := _broken_rule(opening, closing, label, word, depth):
+        token, shown, expected = broken
+        start = int(at[shown])
+        got = data[start : start + 300].split(b"\n")[0].rstrip()
+        raise format_error(path, line_at(data, int(at[token])), got, expected)
 
     # Opening brackets are vertices in pre-order, closing ones are vertices in post-order. Among the brackets of one depth,
     # the k-th opening bracket matches the k-th closing bracket.
@@ -140,18 +143,14 @@ def _after(mask: np.ndarray) -> np.ndarray:
     return out
 
 
-def _check(
-    path: Path,
-    data: bytes,
-    at: np.ndarray,
-    opening: np.ndarray,
-    closing: np.ndarray,
-    atom: np.ndarray,
-    label: np.ndarray,
-    word: np.ndarray,
-    depth: np.ndarray,
-) -> None:
-    """Checks which tokens may follow each other, by masks over the tokens, and reports the first token that breaks a rule."""
+def _broken_rule(
+    opening: np.ndarray, closing: np.ndarray, label: np.ndarray, word: np.ndarray, depth: np.ndarray
+) -> tuple[int, int, str] | None:
+    """Checks which tokens may follow each other, by masks over the tokens.
+
+    Returns the first token that breaks a rule, the token at which the text to show begins, and what was expected.
+    """
+    atom = ~(opening | closing)
     rules = (
         (closing & (depth < 0), "a '(' for each ')'"),
         (atom & (depth <= 0), "a tree, which starts with '('"),
@@ -161,18 +160,11 @@ def _check(
         (atom & _after(word), "')' after a leaf's word; a leaf has one word"),
         (opening & _after(word), "')' after a leaf's word; a vertex has a word or children, not both"),
     )
-    broken = [(int(np.argmax(mask)), expected) for mask, expected in rules if mask.any()]
-    if broken:
+    if broken := [(int(np.argmax(mask)), expected) for mask, expected in rules if mask.any()]:
         token, expected = min(broken)
-        # The text is shown from the token before, which explains the rule.
-        start = int(at[max(token - 1, 0)]) if token and not (atom[token] and depth[token] <= 0) else int(at[token])
-        raise format_error(path, line_at(data, int(at[token])), _rest_of_line(data, start), expected)
+        # The token before explains the rule, unless the text is outside of all trees.
+        return token, token if atom[token] and depth[token] <= 0 else max(token - 1, 0), expected
     if len(depth) and depth[-1] > 0:
-        start = int(at[np.flatnonzero(opening & (depth == 1))[-1]])
-        expected = f"a ')' for each '(' of this tree ({depth[-1]} missing at the end of the file)"
-        raise format_error(path, line_at(data, start), _rest_of_line(data, start), expected)
-
-
-def _rest_of_line(data: bytes, start: int) -> bytes:
-    end = data.find(b"\n", start)
-    return data[start : len(data) if end < 0 else end].rstrip()
+        token = int(np.flatnonzero(opening & (depth == 1))[-1])
+        return token, token, f"a ')' for each '(' of this tree ({depth[-1]} missing at the end of the file)"
+    return None

@@ -20,7 +20,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored
 from cavs._function.vertex import Pushed, VertexFunction
 from cavs._graphs.counted import counted
-from cavs._graphs.facts import SMALL_FAN_IN
+from cavs._graphs.graphs import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.always_compiled import always_compiled
 from cavs._run.compiled import Call, compiled

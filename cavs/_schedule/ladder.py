@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cavs._graphs.counted import counted
-from cavs._graphs.facts import SMALL_FAN_IN
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import SMALL_FAN_IN, Graphs
 from cavs._schedule.batches import sort_batch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cavs._graphs.flat import ranges
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.heights import ranges
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.schedule import Integers, Schedule
 from cavs._schedule.shape import Shape

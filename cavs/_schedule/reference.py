@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cavs._graphs.flat import ranges
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.heights import ranges
 from cavs._schedule.memory import aligned
 from cavs._schedule.shape import PARTS, Shape, length_of, slots_of
 from cavs._schedule.shape_choice import BatchSizes, Kinds, NoRoom, has_room, scheduled_kinds

@@ -14,8 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from cavs._graphs.facts import SMALL_FAN_IN
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import SMALL_FAN_IN, Graphs
 from cavs._schedule.shape import Shape
 from cavs._schedule.tasks import Cut, decomposition, power_of_two, task_classes
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from cavs._graphs.facts import SMALL_FAN_IN
+from cavs._graphs.graphs import SMALL_FAN_IN
 
 Classes: TypeAlias = tuple[tuple[int, int], ...]  # (vertices, edges) that tasks are padded to, widest first
 

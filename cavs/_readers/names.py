@@ -1,8 +1,9 @@
-"""`Graphs.x` in files: arrays by name, where `a/b` is the array `b` of the dict `a`."""
+"""Names of the leaves of a pytree in files: "x/a/b" in files of graphs, "cell.w" or "layers.0.b" in files of weights."""
 
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from cavs._graphs.pytree import PyTree
@@ -45,3 +46,28 @@ def nested(arrays: dict[str, Any], separator: str = "/") -> dict[str, Any]:
             raise ValueError(f"{name}: got an array beside one whose name begins with it; expected either")
         own[last] = array
     return out
+
+
+def named_leaves(tree: PyTree, argument: str) -> dict[str, Any]:
+    """Returns the leaves of a pytree by `name_of` their paths; "" if the tree is one leaf.
+
+    A dict, an Equinox module and an NNX state with the same keys or fields have the same names. Raises `ValueError` if two
+    leaves have the same name; its message names the `argument`.
+    """
+    out: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = name_of(path)
+        if name in out:
+            raise ValueError(f"{argument}: got two leaves with the name {name!r}; expected keys without dots.")
+        out[name] = leaf
+    return out
+
+
+def name_of(path: tuple[Any, ...]) -> str:
+    """The keys, indices and field names of a leaf's path, joined by dots."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def describe_array(x: Any) -> str:
+    """The dtype and shape of an array for messages; "nothing" for `None`."""
+    return "nothing" if x is None else f"{x.dtype}{list(x.shape)}"
