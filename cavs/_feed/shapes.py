@@ -8,7 +8,7 @@ from cavs._feed.plan import Member, Planned, plan_samples
 from cavs._feed.sampler import Sampler, dealt_strata, strata_of_batches
 from cavs._feed.settings import Settings
 from cavs._schedule.shape import Shape
-from cavs._schedule.shape_choice import WORTH_A_SHAPE, Counts, bound, counts_of, few_shapes, fits, sums
+from cavs._schedule.shape_choice import WORTH_A_SHAPE, bound, counts_of, few_shapes, fits, sums
 from cavs.kernels import native_unavailable
 
 SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8  # shapes are chosen from at least so many batches, or from so many epochs
@@ -72,7 +72,7 @@ class Shapes:
             bounds = [np.ceil(of.max(0) + of.std(0)).astype(int) for of in found]
         elif not closed:
             by_stratum, edges = (slice(None), None) if strata is None else strata
-            bounds = [bound(Counts(*(of[by_stratum] for of in counts)), len(batches[0]), edges) for counts in self._counts]
+            bounds = [bound(counts[:, by_stratum], len(batches[0]), edges) for counts in self._counts]
         self._add(graphs, most, bounds, worth)
 
     def _add(

@@ -30,7 +30,7 @@ class Tasks(NamedTuple):
 
 
 class ReferenceBatch:
-    """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.shape_choice.SortedBatch`.
+    """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.batches.CompiledBatch`.
 
     `kinds`: as in `cavs.schedule`.
     """

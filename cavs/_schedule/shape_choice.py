@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -58,20 +58,6 @@ class BatchSizes(NamedTuple):
     leaves: PerKind
     inner: PerKind
     edges: PerKind
-
-
-class SortedBatch(Protocol):
-    """A batch whose vertices are sorted: in C++ (`batches`), or in NumPy (`reference`)."""
-
-    sizes: BatchSizes
-
-    def cut(self, cut: Cut) -> int:
-        """Cuts the levels into tasks. Returns their number."""
-        ...
-
-    def write(self, shape: Shape) -> np.ndarray:
-        """Returns the integers of the schedule, after `cut`. Raises `NoRoom` if the batch does not fit `shape`."""
-        ...
 
 
 class NoRoom(ValueError):
@@ -130,25 +116,16 @@ def bucket(n: int) -> int:
     return _LADDER[bisect.bisect_left(_LADDER, n)]
 
 
-def _padded(rows: PerKind, rounded: Callable[[int], int]) -> PerKind:
-    """Rounds up the rows of each kind. A kind that a batch does not contain has no rows, unless it is the only one."""
-    return tuple(rounded(n) if n or len(rows) == 1 else 0 for n in rows)
-
-
 # --- the shape of sizes ---
 
 
-def _shape(
-    sizes: BatchSizes, names: tuple[str, ...], graphs: Graphs, options: Options, rounded: Callable[[int], int] | None
-) -> Shape:
+def _shape(sizes: BatchSizes, names: tuple[str, ...], graphs: Graphs, options: Options, rounded: Callable[[int], int]) -> Shape:
     """Returns the shape of batches of these sizes, with as many tasks as vertices with children.
 
-    `sizes`: the sizes, or upper bounds of them. `graphs`: a part of the data set. `rounded`: rounds up numbers of rows; `None`
-    leaves them as they are.
+    `sizes`: the sizes, or upper bounds of them. `graphs`: a part of the data set. `rounded`: rounds up numbers of rows.
     """
-    leaves, inner = sizes.leaves, sizes.inner
-    if rounded is not None:
-        leaves, inner = _padded(leaves, rounded), _padded(inner, rounded)
+    # A kind that a batch does not contain has no rows, unless it is the only one.
+    leaves, inner = (tuple(rounded(n) if n or len(names) == 1 else 0 for n in rows) for rows in (sizes.leaves, sizes.inner))
     per_row = [power_of_two(-(-n // max(rows, 1))) for n, rows in zip(sizes.edges, inner, strict=True)]
     total, scripted = sum(inner), options.scripts and sum(n > 0 for n in sizes.inner) == 1
     return Shape(
@@ -170,10 +147,10 @@ def _shape(
     )
 
 
-def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], graphs: Graphs) -> Shape:
-    """Cuts the batch of some graphs into tasks, and chooses its shape."""
-    shape = _shape(batch.sizes, names, graphs, options, None if options.exact else bucket)
-    tasks = batch.cut(Cut(shape.classes, options.policy == "serial"))
+def shape_of(sizes: BatchSizes, cut: Callable[[Cut], int], names: tuple[str, ...], graphs: Graphs, options: Options) -> Shape:
+    """Chooses the shape of the batch of some graphs. `cut` cuts it into tasks, and returns their number."""
+    shape = _shape(sizes, names, graphs, options, int if options.exact else bucket)
+    tasks = cut(Cut(shape.classes, options.policy == "serial"))
     if not options.exact:
         tasks = max(128, next(n for n in _POWERS_OF_4 if n >= tasks))
         tasks = min(tasks, max(8, shape.tasks))  # a task has a vertex
@@ -258,45 +235,32 @@ def fits(shapes: Sequence[Shape], sizes: np.ndarray) -> np.ndarray:
 # --- a few shapes for a data set ---
 
 
-class Counts(NamedTuple):
-    """Leaves, inner vertices and edges of each of G graphs, by kind: each (G, kinds)."""
-
-    leaves: np.ndarray
-    inner: np.ndarray
-    edges: np.ndarray
-
-
-def counts_of(graphs: Graphs, kinds: Kinds) -> tuple[tuple[str, ...], Counts]:
-    """Returns the names of the kinds, and the counts of each graph. Without `kinds` all vertices have one kind."""
+def counts_of(graphs: Graphs, kinds: Kinds) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the names of the kinds, and (3, G, kinds) int64: the leaves, inner vertices and edges of each graph, by kind."""
     facts, names = graphs._facts, kind_names(graphs, kinds)
     kind = scheduled_kinds(graphs, kinds)
     key = np.arange(len(graphs)).repeat(facts.sizes) * len(names) + (0 if kind is None else kind)
-    size = len(graphs) * len(names)
-
-    def count(weights: np.ndarray | None, of: np.ndarray) -> np.ndarray:
-        return np.bincount(of, weights, minlength=size).astype(np.int64).reshape(len(graphs), len(names))
-
-    deep = facts.num_children > 0
-    edges = count(facts.num_children.astype(np.float64), key)
-    return names, Counts(count(None, key[~deep]), count(None, key[deep]), edges)
+    inner = facts.num_children > 0
+    counts = [np.bincount(key, of, len(graphs) * len(names)) for of in (~inner, inner, facts.num_children)]
+    return names, np.array(counts, np.int64).reshape(3, len(graphs), len(names))
 
 
-def sums(counts: Counts, batches: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns (batches, 3, kinds) int64: the sums of `counts` over the graphs of each batch; none may be empty."""
+def sums(counts: np.ndarray, batches: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns (batches, 3, kinds) int64: the sums of `counts_of` over the graphs of each batch; none may be empty."""
     index = np.concatenate(batches)
     begin = np.cumsum([0, *(len(some) for some in batches[:-1])])
-    return np.stack([np.add.reduceat(of[index], begin, axis=0) for of in counts], 1)
+    return np.add.reduceat(counts[:, index], begin, axis=1).swapaxes(0, 1)
 
 
-def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
+def bound(counts: np.ndarray, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
     """Returns (3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
 
-    `counts`: the counts of each graph. `strata`: (batch, 2) if a batch has one graph of each stratum: its graphs are those from
-    `strata[i, 0]` to `strata[i, 1] - 1`.
+    `counts`: as `counts_of` returns them. `strata`: (batch, 2) if a batch has one graph of each stratum: its graphs are those
+    from `strata[i, 0]` to `strata[i, 1] - 1`.
     """
     if strata is None:
-        return np.stack([np.sort(of, axis=0)[::-1][:batch].sum(0) for of in counts])
-    return np.stack([sum((of[a:b].max(0) for a, b in strata.tolist()), np.zeros(of.shape[1], int)) for of in counts])
+        return np.sort(counts, axis=1)[:, ::-1][:, :batch].sum(1)
+    return np.sum([counts[:, a:b].max(1) for a, b in strata.tolist()], 0)
 
 
 def thresholds(totals: np.ndarray, most: int, highest: int, worth: float = WORTH_A_SHAPE) -> list[int]:
