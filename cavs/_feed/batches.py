@@ -65,16 +65,16 @@ class Batches(Generic[Batch]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        held = "batches" if isinstance(self.filled, Tracer) else counted(len(self), "batch")
         raise AttributeError(
-            f"Batches has no attribute {name!r}; it holds {self._held()} for one dispatch. Decorate the function of one batch "
+            f"Batches has no attribute {name!r}; it holds {held} for one dispatch. Decorate the function of one batch "
             "with @cavs.data.step, without jax.jit, or write Loader(..., steps=1) for loops over single batches."
         )
 
-    def _held(self) -> str:
-        return "batches" if isinstance(self.filled, Tracer) else counted(len(self), "batch")
-
     def __repr__(self) -> str:
-        return f"Batches({len(self)}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
+        known = self.filled is None or np.isscalar(self.filled)
+        count = len(self) if known else f"up to {self.count}"  # traced, or an example of shapes
+        return f"Batches({count}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
 
 
 MSG_DIFFERENT = (

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from cavs._feed.batches import Batches, joined, send
-from cavs._feed.plan import Epoch, Member
+from cavs._feed.plan import Epoch, Member, Planned
 from cavs._feed.settings import Sample, Settings, threads_of, with_rows
 from cavs._feed.shapes import Shapes
 from cavs._feed.thread import prefetch
@@ -30,7 +30,7 @@ class Delivery:
         self._members, self._several, self._shapes, self._settings = members, several, shapes, settings
         self._schedulers = [StackScheduler(m.graphs, m.options, threads_of(settings)) for m in members]
         mesh = settings.mesh
-        self.units = (settings.parts or 1) if mesh is None else mesh.size
+        self.units = settings.units
         me = jax.process_index()
         of = [me] * self.units if mesh is None else [d.process_index for d in mesh.devices.flat]
         self._here = [i for i, process in enumerate(of) if process == me]
@@ -72,17 +72,11 @@ class Delivery:
             for i, part in enumerate(parts):
                 if part in planned.present:
                     self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
-        if self._settings.collate is not None:
-            found = (
-                [Schedule(stack[i], shape) for stack, shape in zip(stacks, shapes, strict=True)] for i in range(len(parts))
-            )
-            samples = [planned.samples[part] for part in parts]
-            present = [planned.present.get(part) for part in parts]
-            tree = joined(map(self._collated, samples, present, zip(*graphs, strict=True), found), axes)
+        if self._settings.collate is None:
+            of_members = zip(stacks, shapes, strict=True)
+            tree = self._one_or_several([Schedule(stack.reshape(*axes, -1), shape) for stack, shape in of_members])
         else:
-            tree = self._one_or_several(
-                [Schedule(stack.reshape(*axes, -1), shape) for stack, shape in zip(stacks, shapes, strict=True)]
-            )
+            tree = joined((self._collated(planned, part, [s[i] for s in stacks], shapes) for i, part in enumerate(parts)), axes)
         return Batches(tree, count, self._settings.mesh, np.int32(len(some)) if self._counts(epoch, len(some)) else None)
 
     def _counts(self, epoch: Epoch, batches: int) -> bool:
@@ -93,14 +87,16 @@ class Delivery:
         """
         return epoch.length is not None and not (self._settings.target.is_gpu and batches == epoch.length)
 
-    def _collated(
-        self, numbers: np.ndarray, present: np.ndarray | None, picked: Sequence[np.ndarray], scheds: Sequence[Schedule]
-    ) -> PyTree:
-        """Calls `collate` for one batch, or one of its parts; `picked` are its graphs in each data set."""
+    def _collated(self, planned: Planned, part: int, data: Sequence[np.ndarray], shapes: Sequence[Shape]) -> PyTree:
+        """Calls `collate` for one batch, or one of its parts; `data` are the integers of its schedules."""
+        numbers, scheds = planned.samples[part], list(map(Schedule, data, shapes))
+        picked = [(m.graphs, of[part]) for m, of in zip(self._members, planned.graphs, strict=True)]
+
+        def select() -> Any:
+            return self._one_or_several([graphs[some] for graphs, some in picked])
+
         assert self._settings.collate is not None
-        present = np.ones(len(numbers), bool) if present is None else present
-        pairs = list(zip(self._members, picked, strict=True))
-        select = lambda: self._one_or_several([member.graphs[some] for member, some in pairs])  # noqa: E731
+        present = planned.present.get(part, np.ones(len(numbers), bool))
         return self._settings.collate(Sample(numbers, present, select, self._one_or_several(scheds)))
 
     def _one_or_several(self, of_members: Sequence[Any]) -> Any:

@@ -118,28 +118,19 @@ class Shapes:
         return np.all(inside.reshape(len(inside) // devices, devices, len(known)), 1)
 
 
-def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
-    """Adds the shapes for the batches of all epochs, which must be known.
-
-    `shapes`: where they are added, at most `settings.shapes`. `sampler`: the batches. `units`: the devices to which a batch is
-    dealt, or its parts.
-    """
-    if sampler.size is None:
-        _for_given(shapes, sampler, settings, units)
-    else:
-        _for_drawn(shapes, sampler, sampler.size, settings, units)
-
-
-def _for_given(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
-    """Adds the shapes for batches that the user gave: they are the same in all epochs."""
-    given = sampler.batches(0)
+def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings) -> None:
+    """Adds the shapes for the batches of all epochs, at most `settings.shapes`. The batches must be known."""
+    if sampler.size is not None:
+        _for_drawn(shapes, sampler, sampler.size, settings)
+        return
+    given = sampler.batches(0)  # the same in all epochs
     sizes = sorted({len(some) for some in given})
     for size in sizes:
-        mine, _ = plan_samples([some for some in given if len(some) == size], sampler.sizes, units)
+        mine, _ = plan_samples([some for some in given if len(some) == size], sampler.sizes, settings.units)
         shapes.add(mine, max(1, settings.shapes // len(sizes)), closed=True)
 
 
-def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, units: int) -> None:
+def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings) -> None:
     """Adds the shapes for drawn batches: most are for whole batches, and one is for a smaller last batch."""
     all_alike = settings.seed is None
     epochs = 1 if all_alike else min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(sampler)))
@@ -150,8 +141,8 @@ def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, 
     worth = WORTH_IN_SHORT_EPOCHS if native and sampler.sizes.sum() < SHORT_EPOCH else WORTH_A_SHAPE
     for some, most, of in zip((whole, rest), (settings.shapes - bool(rest), 1), edges, strict=True):
         if some:
-            mine, _ = plan_samples(some, sampler.sizes, units)
+            mine, _ = plan_samples(some, sampler.sizes, settings.units)
             strata = None
             if settings.group == "balanced":
-                strata = by_size, dealt_strata(sampler.sizes[by_size], of, units)
+                strata = by_size, dealt_strata(sampler.sizes[by_size], of, settings.units)
             shapes.add(mine, max(1, most), closed=all_alike, strata=strata, worth=worth)
