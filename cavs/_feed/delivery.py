@@ -57,8 +57,7 @@ class Delivery:
         return prefetch(on_host(), lambda batches: None if batches is None else send(batches), depth)
 
     def _on_host(self, epoch: Epoch) -> Iterator[Batches]:
-        for some in epoch.order:
-            yield self._dispatch(epoch, some.tolist())
+        return (self._dispatch(epoch, some.tolist()) for some in epoch.order)
 
     def _dispatch(self, epoch: Epoch, some: list[int]) -> Batches:
         """Schedules the batches `some` of an epoch, which have one shape, and collates them, in host memory."""
@@ -155,10 +154,8 @@ class Delivery:
     def _padding(self, epoch: Epoch, number: int) -> float:
         """Returns the fraction of padding of an epoch's batches of one shape."""
         mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
-        used = sum(
-            int(np.diff(m.graphs.vertex_offsets)[np.concatenate([graphs[i] for i in mine])].sum())
-            for m, graphs in zip(self._members, epoch.planned.graphs, strict=True)
-        )
+        pairs = zip(self._members, epoch.planned.graphs, strict=True)
+        used = sum(m.graphs._facts.sizes[np.concatenate([graphs[i] for i in mine])].sum() for m, graphs in pairs)
         return 1 - used / (len(mine) * sum(one.vertices for one in self._shapes.all[number]))
 
 

@@ -253,10 +253,7 @@ class Loader(Generic[Yielded]):
 
     def examples(self) -> list[PyTree]:
         """Returns the batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
-        plan = self._plans.latest(self.epoch)
-        if plan is None and self._sampler.known:
-            plan = self._planned(self.epoch)
-        return [] if plan is None else self._delivery.examples(plan)
+        return self._delivery.examples(self._planned(self.epoch)) if self._sampler.known else []
 
     @property
     def steps(self) -> int:

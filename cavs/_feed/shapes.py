@@ -1,5 +1,6 @@
 """The few padded shapes of a loader: chosen from batches of its first epochs, or when batches of a size are first seen."""
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,10 +44,10 @@ class Shapes:
                 "Loader: shapes: got a loader of other graphs, or with other fields, policy or kinds; expected one of "
                 "the same. Write an int, the most shapes."
             )
-        copy = Shapes.__new__(Shapes)
-        copy._members, copy._counts = members, self._counts
-        copy._of, copy.all = {sizes: list(mine) for sizes, mine in self._of.items()}, list(self.all)
-        return copy
+        other = copy.copy(self)
+        other._members, other.all = members, list(self.all)
+        other._of = {sizes: list(mine) for sizes, mine in self._of.items()}
+        return other
 
     def add(
         self,

@@ -86,20 +86,18 @@ def scheduled_kinds(graphs: Graphs, kinds: Kinds) -> np.ndarray | None:
 # --- numbers of rows ---
 
 
-def rounded_up(n: np.ndarray) -> np.ndarray:
-    """Rounds numbers of rows up to multiples of 8, from 512 on to those that XLA for GPUs sums over without padding.
+def rounded_up(n: int) -> int:
+    """Rounds a number of rows up to a multiple of 8, from 512 on to one that XLA for GPUs sums over without padding.
 
     It splits the sums of weight gradients eightfold, so these are multiples of 32. It splits other sums of over 4,096 rows by a
     divisor between half the root of their number and the root. If there is none, a sum of rows is not fused with their
     conversion to float16, and both read the rows.
     """
-    step = np.where(n < 512, 8, 32)
-    found = np.maximum(-(-n // step), 1) * step
-    for i, rows in np.ndenumerate(found):
-        while _SPLIT < rows < _MANY and not _divided(int(rows)):
-            rows += 32
-        found[i] = rows
-    return found
+    step = 8 if n < 512 else 32
+    rows = max(-(-n // step), 1) * step
+    while _SPLIT < rows < _MANY and not _divided(rows):
+        rows += 32
+    return rows
 
 
 @functools.lru_cache(maxsize=4096)
@@ -108,7 +106,7 @@ def _divided(n: int) -> bool:
     return any(n % k == 0 for k in range(root, root // 2, -1))
 
 
-_LADDER = np.unique(rounded_up(np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)]))).tolist()
+_LADDER = sorted({rounded_up(int(x * 2**k)) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)})
 
 
 def bucket(n: int) -> int:
@@ -175,7 +173,7 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
         forest=graphs.num_vertices - roots == graphs.num_edges,
         **dict(zip(("leaves", "inner", "edges"), map(tuple, sizes.tolist()), strict=True)),
     )
-    shape = _shape(most, names, graphs, options, lambda n: int(rounded_up(np.array([n]))[0]))
+    shape = _shape(most, names, graphs, options, rounded_up)
     tasks, widths = shape.tasks, tuple(w for w, _ in shape.classes)
     if options.policy != "serial" and not Cut(shape.classes).limited:
         # Levels are cut into tasks of the largest width, and a few smaller ones.
