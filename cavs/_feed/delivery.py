@@ -145,18 +145,15 @@ class Delivery:
         """Returns a line for each shape: its size, and if there is an epoch, its batches and their padding."""
         lines = []
         for number, shape in enumerate(self._shapes.all):
-            rows, times = sum(one.vertices for one in shape), 0 if epoch is None else int((epoch.planned.shape == number).sum())
-            padding = f", {100 * self._padding(epoch, number):.0f} % padding" if epoch is not None and times else ""
+            rows, padding = sum(one.vertices for one in shape), ""
+            parts = [] if epoch is None else np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
+            if epoch is not None and len(parts):
+                pairs = zip(self._members, epoch.planned.graphs, strict=True)
+                used = sum(m.graphs._facts.sizes[np.concatenate([of[i] for i in parts])].sum() for m, of in pairs)
+                padding = f", {100 * (1 - used / (len(parts) * rows)):.0f} % padding"
             size = f"{counted(shape[0].graphs, 'graph')}, {counted(rows, 'vertex')}"
-            lines.append(f"  shape of {size}: {counted(times, 'batch')} of this epoch{padding}")
+            lines.append(f"  shape of {size}: {counted(len(parts) // self.units, 'batch')} of this epoch{padding}")
         return lines
-
-    def _padding(self, epoch: Epoch, number: int) -> float:
-        """Returns the fraction of padding of an epoch's batches of one shape."""
-        mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
-        pairs = zip(self._members, epoch.planned.graphs, strict=True)
-        used = sum(m.graphs._facts.sizes[np.concatenate([graphs[i] for i in mine])].sum() for m, graphs in pairs)
-        return 1 - used / (len(mine) * sum(one.vertices for one in self._shapes.all[number]))
 
 
 def _struct(x: Any) -> Any:
