@@ -113,9 +113,7 @@ class Shapes:
     def _inside(self, sizes: tuple[int, ...], found: list[np.ndarray], devices: int) -> np.ndarray:
         """Returns (batches, shapes) bool: whether each batch fits into each shape for its number of graphs, on every device."""
         known = [self.all[i] for i in self._of.get(sizes, [])]
-        inside = np.ones((len(found[0]), len(known)), bool)
-        for m, of in enumerate(found if known else []):
-            inside &= fits([shape[m] for shape in known], of)
+        inside = np.all([fits([shape[m] for shape in known], of) for m, of in enumerate(found)], 0)
         return np.all(inside.reshape(len(inside) // devices, devices, len(known)), 1)
 
 

@@ -226,7 +226,7 @@ def has_room(shape: Shape, sizes: BatchSizes, tasks: int) -> bool:
 
 def fits(shapes: Sequence[Shape], sizes: np.ndarray) -> np.ndarray:
     """Returns (batches, shapes) bool: whether batches of `sizes` (batches, 3, kinds), see `sums`, fit shapes."""
-    room = np.array([[s.leaves, s.inner, s.edges] for s in shapes])
+    room = np.array([[s.leaves, s.inner, s.edges] for s in shapes]).reshape(len(shapes), *sizes.shape[1:])
     return np.all(sizes[:, None] <= room, (2, 3))
 
 
