@@ -120,8 +120,9 @@ class Delivery:
 
     def describe_programs(self, programs: Iterable[tuple[int, int, bool]]) -> str:
         """Returns a text such as "64 graphs of 1728 vertices, 8 in a dispatch"."""
-        size = lambda shape: f"{counted(shape[0].graphs, 'graph')} of {sum(one.vertices for one in shape)} vertices"  # noqa: E731
-        return " and ".join(f"{size(self._shapes.all[i])}, {n} in a dispatch" for i, n in sorted({p[:2] for p in programs}))
+        sizes = sorted({(number, length) for number, length, _ in programs})
+        each = ((counted(self._shapes.all[i][0].graphs, "graph"), self._shapes.rows(i), length) for i, length in sizes)
+        return " and ".join(f"{graphs} of {rows} vertices, {length} in a dispatch" for graphs, rows, length in each)
 
     def examples(self, epoch: Epoch) -> list[PyTree]:
         """Returns what a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order of the epoch."""
@@ -137,7 +138,7 @@ class Delivery:
         """
         if not len(epoch.planned.shape):
             raise ValueError("Loader.largest: got a loader without batches; expected at least one.")
-        number = max(range(len(self._shapes.all)), key=lambda i: sum(shape.vertices for shape in self._shapes.all[i]))
+        number = max(range(len(self._shapes.all)), key=self._shapes.rows)
         planned = epoch.planned._replace(shape=np.full_like(epoch.planned.shape, number))
         return self._dispatch(Epoch(epoch.number, planned, [], None), [0])
 
@@ -145,7 +146,7 @@ class Delivery:
         """Returns a line for each shape: its size, and if there is an epoch, its batches and their padding."""
         lines = []
         for number, shape in enumerate(self._shapes.all):
-            rows, padding = sum(one.vertices for one in shape), ""
+            rows, padding = self._shapes.rows(number), ""
             parts = [] if epoch is None else np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
             if epoch is not None and len(parts):
                 pairs = zip(self._members, epoch.planned.graphs, strict=True)
