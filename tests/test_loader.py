@@ -229,6 +229,11 @@ def test_on_a_gpu_full_stacks_have_a_program_of_their_own() -> None:
     assert counts == [0, 1], "both programs are compiled ahead"
 
 
+@pytest.mark.parametrize(("steps", "text"), [(4, "[Batches(up to 4, arrays [(4, "), (1, "[Schedule(Shape(vertices=")])
+def test_examples_of_shapes_print(steps: int, text: str) -> None:
+    assert repr(cavs.data.Loader(GRAPHS, 3, steps=steps, shapes=1).examples()).startswith(text)
+
+
 def test_batches_say_what_to_write() -> None:
     (batches,) = cavs.data.Loader(GRAPHS, [[1, 2]] * 4, steps=4)
     assert len(batches) == 4 and "Batches(4" in repr(batches)

@@ -173,6 +173,16 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
     assert why_not(cavs.from_lengths([30]), [chains]) == "30 levels; expected fewer, which fit 8 tasks"
 
 
+def test_kinds_without_names_are_numbers_of_the_ladder_s_kinds() -> None:
+    trees = joined([random_binary_tree(n, seed=n) for n in (2, 8)])
+    kind = np.where(trees.height > 0, 1 + np.arange(trees.num_vertices) % 2, 0).astype(np.int32)
+    named = dataclasses.replace(trees, kind=kind, kind_names=("leaf", "a", "b"))
+    shapes = ladder(named, 2, 2, options_of("ladder", named, Options(kinds="mixed")))
+    one, other = (schedule_into(graphs, shapes) for graphs in (named, dataclasses.replace(named, kind_names=None)))
+    assert one is not None and other is not None
+    np.testing.assert_array_equal(one.data, other.data)
+
+
 def test_errors_of_a_server() -> None:
     graphs, x = cavs.from_lengths([3, 5]), np.ones((8, H), np.float32)
     F = vp.GRU(hidden=H, inputs=H)

@@ -1,9 +1,11 @@
 """`Batches`: one training batch, or several of equal shapes, as a loader yields them."""
 
+import dataclasses
+import functools
 import math
 import weakref
 from collections.abc import Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -14,19 +16,11 @@ from cavs._feed.int32_limits import beyond_32_bits
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 
-
-class Examples(Protocol):
-    """The part of a loader that a step of its batches calls."""
-
-    def examples(self) -> list[PyTree]:
-        """Returns the batches of this epoch as `jax.ShapeDtypeStruct`s, one of each shape."""
-        ...
-
-
 Batch = TypeVar("Batch")  # the pytree of one batch
 
 
-@jax.tree_util.register_pytree_node_class
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["tree", "filled"], meta_fields=["count", "mesh"])
+@dataclasses.dataclass(eq=False, repr=False)
 class Batches(Generic[Batch]):
     """One or more batches of equal shapes, for [`cavs.data.step`][]. Created by [`cavs.data.Loader`][]; a pytree itself.
 
@@ -40,13 +34,15 @@ class Batches(Generic[Batch]):
         loader: the loader that created it, while it exists; not a part of the pytree.
     """
 
-    def __init__(self, tree: Batch, count: int | None, mesh: Mesh | None = None, filled: Any = None):
-        self.tree, self.count, self.mesh, self.filled = tree, count, mesh, filled
-        self._loader: weakref.ref[Examples] | None = None
+    tree: Batch
+    count: int | None
+    mesh: Mesh | None = None
+    filled: Any = None
+    _loader: weakref.ref[Any] | None = dataclasses.field(default=None, init=False)
 
     @property
-    def loader(self) -> Examples | None:
-        """The loader, if it exists."""
+    def loader(self) -> Any:
+        """The loader, while it exists; else `None`."""
         return None if self._loader is None else self._loader()
 
     def __len__(self) -> int:
@@ -55,26 +51,19 @@ class Batches(Generic[Batch]):
             return 1
         return self.count if self.filled is None else int(self.filled)
 
-    def tree_flatten(self) -> tuple[tuple[PyTree, Any], tuple[int | None, Mesh | None]]:
-        return (self.tree, self.filled), (self.count, self.mesh)
-
-    @classmethod
-    def tree_unflatten(cls, static: tuple[int | None, Mesh | None], children: tuple[PyTree, Any]) -> "Batches":
-        return cls(children[0], *static, children[1])
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        held = "batches" if isinstance(self.filled, Tracer) else counted(len(self), "batch")
         raise AttributeError(
-            f"Batches has no attribute {name!r}; it holds {self._held()} for one dispatch. Decorate the function of one batch "
+            f"Batches has no attribute {name!r}; it holds {held} for one dispatch. Decorate the function of one batch "
             "with @cavs.data.step, without jax.jit, or write Loader(..., steps=1) for loops over single batches."
         )
 
-    def _held(self) -> str:
-        return "batches" if isinstance(self.filled, Tracer) else counted(len(self), "batch")
-
     def __repr__(self) -> str:
-        return f"Batches({len(self)}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
+        known = self.filled is None or np.isscalar(self.filled)
+        count = len(self) if known else f"up to {self.count}"  # traced, or an example of shapes
+        return f"Batches({count}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
 
 
 MSG_DIFFERENT = (

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from cavs._feed.batches import Batches, joined, send
-from cavs._feed.plan import Epoch, Member
+from cavs._feed.plan import Epoch, Member, Planned
 from cavs._feed.settings import Sample, Settings, threads_of, with_rows
 from cavs._feed.shapes import Shapes
 from cavs._feed.thread import prefetch
@@ -31,7 +31,7 @@ class Delivery:
         how = threads_of(settings), settings.target.is_gpu
         self._schedulers = [StackScheduler(m.graphs, m.options, *how) for m in members]
         mesh = settings.mesh
-        self.units = (settings.parts or 1) if mesh is None else mesh.size
+        self.units = settings.units
         me = jax.process_index()
         of = [me] * self.units if mesh is None else [d.process_index for d in mesh.devices.flat]
         self._here = [i for i, process in enumerate(of) if process == me]
@@ -58,8 +58,7 @@ class Delivery:
         return prefetch(on_host(), lambda batches: None if batches is None else send(batches), depth)
 
     def _on_host(self, epoch: Epoch) -> Iterator[Batches]:
-        for some in epoch.order:
-            yield self._dispatch(epoch, some.tolist())
+        return (self._dispatch(epoch, some.tolist()) for some in epoch.order)
 
     def _dispatch(self, epoch: Epoch, some: list[int]) -> Batches:
         """Schedules the batches `some` of an epoch, which have one shape, and collates them, in host memory."""
@@ -73,17 +72,11 @@ class Delivery:
             for i, part in enumerate(parts):
                 if part in planned.present:
                     self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
-        if self._settings.collate is not None:
-            found = (
-                [Schedule(stack[i], shape) for stack, shape in zip(stacks, shapes, strict=True)] for i in range(len(parts))
-            )
-            samples = [planned.samples[part] for part in parts]
-            present = [planned.present.get(part) for part in parts]
-            tree = joined(map(self._collated, samples, present, zip(*graphs, strict=True), found), axes)
+        if self._settings.collate is None:
+            of_members = zip(stacks, shapes, strict=True)
+            tree = self._one_or_several([Schedule(stack.reshape(*axes, -1), shape) for stack, shape in of_members])
         else:
-            tree = self._one_or_several(
-                [Schedule(stack.reshape(*axes, -1), shape) for stack, shape in zip(stacks, shapes, strict=True)]
-            )
+            tree = joined((self._collated(planned, part, [s[i] for s in stacks], shapes) for i, part in enumerate(parts)), axes)
         return Batches(tree, count, self._settings.mesh, np.int32(len(some)) if self._counts(epoch, len(some)) else None)
 
     def _counts(self, epoch: Epoch, batches: int) -> bool:
@@ -94,14 +87,16 @@ class Delivery:
         """
         return epoch.length is not None and not (self._settings.target.is_gpu and batches == epoch.length)
 
-    def _collated(
-        self, numbers: np.ndarray, present: np.ndarray | None, picked: Sequence[np.ndarray], scheds: Sequence[Schedule]
-    ) -> PyTree:
-        """Calls `collate` for one batch, or one of its parts; `picked` are its graphs in each data set."""
+    def _collated(self, planned: Planned, part: int, data: Sequence[np.ndarray], shapes: Sequence[Shape]) -> PyTree:
+        """Calls `collate` for one batch, or one of its parts; `data` are the integers of its schedules."""
+        numbers, scheds = planned.samples[part], list(map(Schedule, data, shapes))
+        picked = [(m.graphs, of[part]) for m, of in zip(self._members, planned.graphs, strict=True)]
+
+        def select() -> Any:
+            return self._one_or_several([graphs[some] for graphs, some in picked])
+
         assert self._settings.collate is not None
-        present = np.ones(len(numbers), bool) if present is None else present
-        pairs = list(zip(self._members, picked, strict=True))
-        select = lambda: self._one_or_several([member.graphs[some] for member, some in pairs])  # noqa: E731
+        present = planned.present.get(part, np.ones(len(numbers), bool))
         return self._settings.collate(Sample(numbers, present, select, self._one_or_several(scheds)))
 
     def _one_or_several(self, of_members: Sequence[Any]) -> Any:
@@ -126,8 +121,9 @@ class Delivery:
 
     def describe_programs(self, programs: Iterable[tuple[int, int, bool]]) -> str:
         """Returns a text such as "64 graphs of 1728 vertices, 8 in a dispatch"."""
-        size = lambda shape: f"{counted(shape[0].graphs, 'graph')} of {sum(one.vertices for one in shape)} vertices"  # noqa: E731
-        return " and ".join(f"{size(self._shapes.all[i])}, {n} in a dispatch" for i, n in sorted({p[:2] for p in programs}))
+        sizes = sorted({(number, length) for number, length, _ in programs})
+        each = ((counted(self._shapes.all[i][0].graphs, "graph"), self._shapes.rows(i), length) for i, length in sizes)
+        return " and ".join(f"{graphs} of {rows} vertices, {length} in a dispatch" for graphs, rows, length in each)
 
     def examples(self, epoch: Epoch) -> list[PyTree]:
         """Returns what a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order of the epoch."""
@@ -143,7 +139,7 @@ class Delivery:
         """
         if not len(epoch.planned.shape):
             raise ValueError("Loader.largest: got a loader without batches; expected at least one.")
-        number = max(range(len(self._shapes.all)), key=lambda i: sum(shape.vertices for shape in self._shapes.all[i]))
+        number = max(range(len(self._shapes.all)), key=self._shapes.rows)
         planned = epoch.planned._replace(shape=np.full_like(epoch.planned.shape, number))
         return self._dispatch(Epoch(epoch.number, planned, [], None), [0])
 
@@ -151,20 +147,15 @@ class Delivery:
         """Returns a line for each shape: its size, and if there is an epoch, its batches and their padding."""
         lines = []
         for number, shape in enumerate(self._shapes.all):
-            rows, times = sum(one.vertices for one in shape), 0 if epoch is None else int((epoch.planned.shape == number).sum())
-            padding = f", {100 * self._padding(epoch, number):.0f} % padding" if epoch is not None and times else ""
+            rows, padding = self._shapes.rows(number), ""
+            parts = [] if epoch is None else np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
+            if epoch is not None and len(parts):
+                pairs = zip(self._members, epoch.planned.graphs, strict=True)
+                used = sum(m.graphs._facts.sizes[np.concatenate([of[i] for i in parts])].sum() for m, of in pairs)
+                padding = f", {100 * (1 - used / (len(parts) * rows)):.0f} % padding"
             size = f"{counted(shape[0].graphs, 'graph')}, {counted(rows, 'vertex')}"
-            lines.append(f"  shape of {size}: {counted(times, 'batch')} of this epoch{padding}")
+            lines.append(f"  shape of {size}: {counted(len(parts) // self.units, 'batch')} of this epoch{padding}")
         return lines
-
-    def _padding(self, epoch: Epoch, number: int) -> float:
-        """Returns the fraction of padding of an epoch's batches of one shape."""
-        mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
-        used = sum(
-            int(np.diff(m.graphs.vertex_offsets)[np.concatenate([graphs[i] for i in mine])].sum())
-            for m, graphs in zip(self._members, epoch.planned.graphs, strict=True)
-        )
-        return 1 - used / (len(mine) * sum(one.vertices for one in self._shapes.all[number]))
 
 
 def _struct(x: Any) -> Any:

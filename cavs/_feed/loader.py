@@ -17,18 +17,7 @@ from cavs._feed.batches import Batch, Batches
 from cavs._feed.delivery import Delivery
 from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, position_of
 from cavs._feed.sampler import Sampler
-from cavs._feed.settings import (
-    Sample,
-    Settings,
-    Source,
-    ahead_of,
-    checked,
-    members_of,
-    partial_stacks,
-    refuse_others,
-    steps_for,
-    with_rows,
-)
+from cavs._feed.settings import Sample, Settings, Source, checked, members_of, refuse_others, steps_for
 from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
@@ -205,16 +194,14 @@ class Loader(Generic[Yielded]):
         group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
         given = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts, Target.here())
         self._settings = checked(given, self._members, len(sizes))
-        if collate is None and any(m.graphs.x is not None for m in self._members):
-            self._settings = self._settings._replace(collate=with_rows)
         self._sampler = Sampler(self._settings, sizes)
         self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)
-        self._ahead = ahead_of(self._settings)
+        self._ahead = self._settings.ahead or 0
         self._steps = self._settings.steps or 1
         if self._sampler.known and len(self):
             if known is None:
-                choose_shapes(self._shapes, self._sampler, self._settings, self._delivery.units)
+                choose_shapes(self._shapes, self._sampler, self._settings)
             if self._settings.steps is None:
                 first = len(self._sampler.batches(0)[0])
                 self._steps = steps_for(self._settings, first * float(sizes.mean()), first, len(self))
@@ -266,10 +253,7 @@ class Loader(Generic[Yielded]):
 
     def examples(self) -> list[PyTree]:
         """Returns the batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
-        plan = self._plans.latest(self.epoch)
-        if plan is None and self._sampler.known:
-            plan = self._planned(self.epoch)
-        return [] if plan is None else self._delivery.examples(plan)
+        return self._delivery.examples(self._planned(self.epoch)) if self._sampler.known else []
 
     @property
     def steps(self) -> int:
@@ -291,7 +275,8 @@ class Loader(Generic[Yielded]):
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
         planned = self._shapes.plan(batches, self._sampler.sizes, self._delivery.units)
-        return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings))
+        # In a mesh the batches that are left over run one by one.
+        return Epoch.of(epoch, planned, self._steps, partial=self._settings.mesh is None)
 
     def _epochs(self) -> Iterator[Epoch]:
         """Yields the rest of this epoch, in parts that are planned together."""

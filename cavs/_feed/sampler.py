@@ -30,15 +30,11 @@ class Sampler:
         self._settings, self.sizes = settings, sizes
         given = settings.batches
         self.size = given if isinstance(given, int) else None
-        self._list: list[np.ndarray] | None = None
-        self._source: Iterable[Index] = ()
+        self._source: Iterable[Index] = given if isinstance(given, Iterable) else ()
+        several = isinstance(given, Sized)  # not an iterator
+        self._list = [samples_of(some, len(sizes)) for some in self._source] if several else None
         self._chunk: list[np.ndarray] = []  # the last batches of the source that were taken
         self._taken = 0  # all batches that were taken
-        if not isinstance(given, int):
-            if isinstance(given, Sized):
-                self._list = [samples_of(some, len(sizes)) for some in given]
-            elif given is not None:
-                self._source = given
         self.known = self.size is not None or self._list is not None
 
     def __len__(self) -> int:
@@ -127,17 +123,16 @@ def epoch_batches(sizes: np.ndarray, batch: int, group: str, seed: int | None, e
     if group == "similar":
         order = order[np.argsort(sizes[order], kind="stable")]
         # The batch that is left over is one of any size, not of the largest graphs.
-        last = (whole + 1) // 2 if rng is None else int(rng.integers(whole + 1))
-        inside = np.zeros(total, bool)
-        inside[last * batch : last * batch + left] = True
-        order = np.concatenate([order[~inside], order[inside]])
-    grid = order[: whole * batch].reshape(whole, batch)
+        begin = batch * ((whole + 1) // 2 if rng is None else int(rng.integers(whole + 1)))
+        order = np.concatenate([order[:begin], order[begin + left :], order[begin : begin + left]])
+    full, rest = order[: whole * batch], order[whole * batch :]
+    grid = full.reshape(whole, batch)
     if group == "balanced" and whole:
-        grid = order[: whole * batch][strata(sizes[order[: whole * batch]], batch, rng)]
+        grid = full[strata(sizes[full], batch, rng)]
     elif group == "similar" and rng is not None:
         grid = grid[rng.permutation(whole)]
     if left:
-        grid = np.concatenate([grid, np.append(order[whole * batch :], np.full(batch - left, -1))[None]])
+        grid = np.concatenate([grid, np.append(rest, np.full(batch - left, -1))[None]])
     return grid
 
 
@@ -184,22 +179,17 @@ def dealt_strata(sizes: np.ndarray, edges: np.ndarray, parts: int) -> np.ndarray
 
 
 def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Groups graphs into batches of nearly equal total size, so that few shapes and compilations are needed.
+    """Groups a multiple of `batch` graphs into batches of nearly equal total size, so that few shapes are compiled.
 
     The graphs are sorted by size, equal sizes in random order, and cut into as many strata as a batch has places. A batch takes
     one graph from each stratum. The strata of large graphs are assigned at random. In the strata of small graphs, the batch
     that is smallest so far takes the largest graph.
 
-    Returns (batches, batch) numbers of graphs; -1 where a batch has fewer. `rng`: the source of randomness; `None` for the same
-    batches every time.
+    Returns (batches, batch) numbers of graphs. `rng`: the source of randomness; `None` for the same batches every time.
     """
-    total = len(sizes)
-    batch = min(batch, total)
-    count = -(-total // batch)
-    tie = np.arange(total) if rng is None else rng.permutation(total)
-    order = np.lexsort((tie, sizes))
-    grid = np.concatenate([np.full(count * batch - total, -1), order]).reshape(batch, count)
-    size = np.where(grid >= 0, sizes[grid], sizes.min())
+    tie = np.arange(len(sizes)) if rng is None else rng.permutation(len(sizes))
+    grid = np.lexsort((tie, sizes)).reshape(batch, -1)
+    size, count = sizes[grid], grid.shape[1]
     sums = np.zeros(count, np.int64)
     for i in reversed(range(batch)):
         if rng is not None and i >= batch // 2:

@@ -27,15 +27,12 @@ CARRIED = ("input_id", "label")  # the fields that schedules include by default
 STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
 # On a CPU: at most so many training steps in one dispatch, and so many vertices. Larger batches gain nothing from it.
 STEPS_ON_CPU, VERTICES_ON_CPU = 8, 32_768
-AHEAD = 2  # dispatches that wait on a GPU
+AHEAD = 2  # dispatches that wait on a GPU; on a CPU the training step needs the cores
 THREADS = 16  # that schedule for a GPU, at most one for each core of this process
 
 Source: TypeAlias = Graphs | tuple[Graphs, Pick]
-
-
 GraphsOf = TypeVar("GraphsOf")  # `Graphs`, or a tuple of them
 SchedOf = TypeVar("SchedOf")  # `Schedule`, or a tuple of them
-
 
 # What to write for arguments of the loaders of other libraries.
 _THREAD = "ahead=2 to prepare two dispatches on a thread, which schedules in place of processes, and ahead=0 for none"
@@ -90,7 +87,7 @@ def with_rows(sample: Sample) -> PyTree:
 
 
 class Settings(NamedTuple):
-    """The arguments of `Loader` after validation. `steps` and `ahead` are `None` if the loader chooses."""
+    """The arguments of `Loader`. After validation, `ahead` is an int; `steps` is `None` if the loader chooses."""
 
     batches: int | Iterable[Index] | None
     seed: int | None
@@ -103,6 +100,11 @@ class Settings(NamedTuple):
     mesh: Mesh | None
     parts: int | None
     target: Target
+
+    @property
+    def units(self) -> int:
+        """The devices to which a batch is dealt, or its parts."""
+        return (self.parts or 1) if self.mesh is None else self.mesh.size
 
 
 def refuse_others(others: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -167,7 +169,7 @@ def _only_roots_lack_labels(graphs: Graphs) -> bool:
 
 
 def checked(settings: Settings, members: Sequence[Member], samples: int) -> Settings:
-    """Checks the other arguments of a loader over `samples` samples.
+    """Checks the other arguments of a loader over `samples` samples, and fills in defaults.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -205,24 +207,19 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
             )
         if mesh is not None:
             raise ValueError("Loader: parts: got it with a mesh; expected one of them. Write fewer graphs, or more devices.")
-        _check_dealt(settings, parts, "parts", samples)
-    if mesh is not None:
-        _check_dealt(settings, mesh.size, "devices", samples)
-    return settings._replace(batches=_of_samples(settings, batches, samples)) if isinstance(batches, int) else settings
+    if isinstance(batches, int):
+        # If padded, all devices or parts get the same number of graphs, also of few samples.
+        few = -(-samples // settings.units) * settings.units if settings.last == "pad" else samples
+        settings = settings._replace(batches=min(batches, few))
+        _check_dealt(settings, min(batches, few), samples)
+    if settings.collate is None and any(m.graphs.x is not None for m in members):
+        settings = settings._replace(collate=with_rows)
+    return settings if settings.ahead is not None else settings._replace(ahead=AHEAD if settings.target.is_gpu else 0)
 
 
-def _of_samples(settings: Settings, batches: int, samples: int) -> int:
-    """Returns the number of graphs of a batch of so few samples. If padded, all devices or parts get the same number."""
-    units = settings.parts or (1 if settings.mesh is None else settings.mesh.size)
-    few = -(-samples // units) * units if settings.last == "pad" else samples
-    return min(batches, few)
-
-
-def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> None:
-    """Checks that batches can be dealt equally to devices or parts."""
-    if not isinstance(settings.batches, int):
-        return
-    batch = _of_samples(settings, settings.batches, samples)
+def _check_dealt(settings: Settings, batch: int, samples: int) -> None:
+    """Checks that batches of `batch` graphs can be dealt equally to devices or parts."""
+    units, noun = settings.units, "parts" if settings.mesh is None else "devices"
     if samples < units and settings.last != "pad":
         raise ValueError(
             f"Loader: graphs: got {samples} for {units} {noun}; expected at least one for each. Write last='pad', if the loss "
@@ -240,14 +237,6 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
         )
 
 
-def partial_stacks(settings: Settings) -> bool:
-    """Returns whether a stack may have fewer batches than its length, so that one program runs all numbers of batches.
-
-    In a mesh the batches that are left over run one by one.
-    """
-    return settings.mesh is None
-
-
 def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> int:
     """Returns the training steps of one dispatch on this device.
 
@@ -256,10 +245,9 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
 
     `vertices`: the mean number of vertices of a batch. `batch`: the graphs of a batch. `batches`: the batches of an epoch.
     """
-    if partial_stacks(settings) and settings.parts is None and not settings.target.is_gpu:
-        return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1))))
     if not settings.target.is_gpu:
-        return 1
+        alone = settings.mesh is None and settings.parts is None
+        return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1)))) if alone else 1
     steps = STEPS if batch > FEW else STEPS_OF_FEW
     choices = [n for n in range(steps - 4, steps + 9, 4) if n <= batches] or [max(1, batches)]
     return min(choices, key=lambda n: (batches // n + batches % n, abs(n - steps)))
@@ -268,10 +256,3 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
 def threads_of(settings: Settings) -> int:
     """Returns the threads that schedule the batches of a dispatch. On a CPU the training step needs the cores."""
     return min(THREADS, usable_cores()) if settings.target.is_gpu else 1
-
-
-def ahead_of(settings: Settings) -> int:
-    """Returns the dispatches that a thread prepares ahead of the loop. On a CPU the training step needs the cores."""
-    if settings.ahead is not None:
-        return settings.ahead
-    return AHEAD if settings.target.is_gpu else 0

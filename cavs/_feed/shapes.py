@@ -1,5 +1,6 @@
 """The few padded shapes of a loader: chosen from batches of its first epochs, or when batches of a size are first seen."""
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ from cavs._feed.plan import Member, Planned, plan_samples
 from cavs._feed.sampler import Sampler, dealt_strata, strata_of_batches
 from cavs._feed.settings import Settings
 from cavs._schedule.shape import Shape
-from cavs._schedule.shape_choice import WORTH_A_SHAPE, Counts, bound, counts_of, few_shapes, fits, sums
+from cavs._schedule.shape_choice import WORTH_A_SHAPE, bound, counts_of, few_shapes, fits, sums
 from cavs.kernels import native_unavailable
 
 SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8  # shapes are chosen from at least so many batches, or from so many epochs
@@ -43,10 +44,14 @@ class Shapes:
                 "Loader: shapes: got a loader of other graphs, or with other fields, policy or kinds; expected one of "
                 "the same. Write an int, the most shapes."
             )
-        copy = Shapes.__new__(Shapes)
-        copy._members, copy._counts = members, self._counts
-        copy._of, copy.all = {sizes: list(mine) for sizes, mine in self._of.items()}, list(self.all)
-        return copy
+        other = copy.copy(self)
+        other._members, other.all = members, list(self.all)
+        other._of = {sizes: list(mine) for sizes, mine in self._of.items()}
+        return other
+
+    def rows(self, number: int) -> int:
+        """Returns the vertices of a shape, padded, in all data sets together."""
+        return sum(shape.vertices for shape in self.all[number])
 
     def add(
         self,
@@ -72,7 +77,7 @@ class Shapes:
             bounds = [np.ceil(of.max(0) + of.std(0)).astype(int) for of in found]
         elif not closed:
             by_stratum, edges = (slice(None), None) if strata is None else strata
-            bounds = [bound(Counts(*(of[by_stratum] for of in counts)), len(batches[0]), edges) for counts in self._counts]
+            bounds = [bound(counts[:, by_stratum], len(batches[0]), edges) for counts in self._counts]
         self._add(graphs, most, bounds, worth)
 
     def _add(
@@ -82,7 +87,7 @@ class Shapes:
         for shape in few_shapes([(m.graphs, m.options) for m in self._members], graphs, most, bounds, worth):
             mine.append(len(self.all))
             self.all.append(shape)
-        mine.sort(key=lambda i: sum(s.vertices for s in self.all[i]))
+        mine.sort(key=self.rows)
 
     def plan(self, batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int) -> Planned:
         """Deals batches to devices, and chooses their shapes. The arguments are the same as for `plan_samples`."""
@@ -112,34 +117,23 @@ class Shapes:
     def _inside(self, sizes: tuple[int, ...], found: list[np.ndarray], devices: int) -> np.ndarray:
         """Returns (batches, shapes) bool: whether each batch fits into each shape for its number of graphs, on every device."""
         known = [self.all[i] for i in self._of.get(sizes, [])]
-        inside = np.ones((len(found[0]), len(known)), bool)
-        for m, of in enumerate(found if known else []):
-            inside &= fits([shape[m] for shape in known], of)
+        inside = np.all([fits([shape[m] for shape in known], of) for m, of in enumerate(found)], 0)
         return np.all(inside.reshape(len(inside) // devices, devices, len(known)), 1)
 
 
-def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
-    """Adds the shapes for the batches of all epochs, which must be known.
-
-    `shapes`: where they are added, at most `settings.shapes`. `sampler`: the batches. `units`: the devices to which a batch is
-    dealt, or its parts.
-    """
-    if sampler.size is None:
-        _for_given(shapes, sampler, settings, units)
-    else:
-        _for_drawn(shapes, sampler, sampler.size, settings, units)
-
-
-def _for_given(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
-    """Adds the shapes for batches that the user gave: they are the same in all epochs."""
-    given = sampler.batches(0)
+def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings) -> None:
+    """Adds the shapes for the batches of all epochs, at most `settings.shapes`. The batches must be known."""
+    if sampler.size is not None:
+        _for_drawn(shapes, sampler, sampler.size, settings)
+        return
+    given = sampler.batches(0)  # the same in all epochs
     sizes = sorted({len(some) for some in given})
     for size in sizes:
-        mine, _ = plan_samples([some for some in given if len(some) == size], sampler.sizes, units)
+        mine, _ = plan_samples([some for some in given if len(some) == size], sampler.sizes, settings.units)
         shapes.add(mine, max(1, settings.shapes // len(sizes)), closed=True)
 
 
-def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, units: int) -> None:
+def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings) -> None:
     """Adds the shapes for drawn batches: most are for whole batches, and one is for a smaller last batch."""
     all_alike = settings.seed is None
     epochs = 1 if all_alike else min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(sampler)))
@@ -150,8 +144,8 @@ def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, 
     worth = WORTH_IN_SHORT_EPOCHS if native and sampler.sizes.sum() < SHORT_EPOCH else WORTH_A_SHAPE
     for some, most, of in zip((whole, rest), (settings.shapes - bool(rest), 1), edges, strict=True):
         if some:
-            mine, _ = plan_samples(some, sampler.sizes, units)
+            mine, _ = plan_samples(some, sampler.sizes, settings.units)
             strata = None
             if settings.group == "balanced":
-                strata = by_size, dealt_strata(sampler.sizes[by_size], of, units)
+                strata = by_size, dealt_strata(sampler.sizes[by_size], of, settings.units)
             shapes.add(mine, max(1, most), closed=all_alike, strata=strata, worth=worth)

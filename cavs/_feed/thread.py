@@ -100,13 +100,9 @@ def _produce(
             room.get()
             if stop:
                 return
-            try:
-                item = next(items)
-            except StopIteration:
-                ready.put(("end", None))
-                return
-            ready.put(("item", item))
-            del item  # not kept while waiting for room
+            ready.put(("item", next(items)))
+    except StopIteration:
+        ready.put(("end", None))
     except BaseException as error:  # the consumer raises it
         ready.put(("error", error))
 

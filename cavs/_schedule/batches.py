@@ -19,7 +19,6 @@ from cavs._schedule.shape_choice import (
     Kinds,
     NoRoom,
     Options,
-    SortedBatch,
     kind_names,
     no_room,
     scheduled_kinds,
@@ -36,7 +35,7 @@ def compiled() -> bool:
     return schedule_library() is not None
 
 
-def sort_batch(graphs: Graphs, num_kinds: int, kinds: Kinds, fields: Sequence[str]) -> SortedBatch:
+def sort_batch(graphs: Graphs, num_kinds: int, kinds: Kinds, fields: Sequence[str]) -> "CompiledBatch | ReferenceBatch":
     """Sorts the vertices of a batch by height and kind.
 
     `kinds`: as in `cavs.schedule`. `fields`: the fields of the graphs that the schedule includes.
@@ -50,7 +49,7 @@ def schedule_batch(graphs: Graphs, options: Options) -> Schedule:
     """Schedules a batch in a shape of its own, or in one of `options.shapes`."""
     names = kind_names(graphs, options.kinds)
     batch = sort_batch(graphs, len(names), options.kinds, options.fields)
-    shape = shape_of(batch, options, names, graphs)
+    shape = shape_of(batch.sizes, batch.cut, names, graphs, options)
     return Schedule(batch.write(shape), shape)
 
 
@@ -79,8 +78,7 @@ class StackScheduler:
         out[len(batches) :] = 0
         cut = Cut(shape.classes, self._options.policy == "serial")
         if self._source is not None:
-            threads = max(1, min(self._threads, len(batches), len(batches) * shape.vertices // PER_THREAD))
-            schedule_stack(self._source, batches, cut, shape, out, threads)
+            self._compiled(self._source, batches, cut, shape, out)
             return out
         for row, index in zip(out, batches, strict=False):
             batch = ReferenceBatch(self._graphs[index], self._num_kinds, self._options.kinds)
@@ -90,6 +88,18 @@ class StackScheduler:
             except NoRoom:
                 raise no_room(index, shape) from None
         return out
+
+    def _compiled(self, source: "Source", batches: Sequence[np.ndarray], cut: Cut, shape: Shape, out: np.ndarray) -> None:
+        """Schedules the batches in one call of the library, which writes to `out`."""
+        index = np.concatenate(batches, dtype=np.int64)
+        counts, failed = np.array([len(some) for some in batches], np.int64), np.zeros(1, np.int64)
+        tables, layout = _tables(cut), _layout(shape)  # held here: a cache may drop them
+        threads = max(1, min(self._threads, len(batches), len(batches) * shape.vertices // PER_THREAD))
+        given = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
+        status = _library().cavs_schedule(*given, _address(out), threads, _address(failed))
+        if status == NO_ROOM:
+            raise no_room(batches[int(failed[0])], shape)
+        _check(status)
 
 
 class Source:
@@ -123,7 +133,10 @@ def _address(x: np.ndarray) -> int:
 
 
 class CompiledBatch:
-    """A batch that the library has sorted. See `SortedBatch`. `source`: the graphs of the batch."""
+    """A batch whose vertices the library has sorted. `ReferenceBatch` is the same in NumPy.
+
+    `source`: the graphs of the batch.
+    """
 
     def __init__(self, source: Source):
         self._library, self._source, self._batch = _library(), source, ctypes.c_void_p()
@@ -152,25 +165,6 @@ class CompiledBatch:
         status = self._library.cavs_write(self._batch, _address(layout), _address(out))
         _check(status, f"a batch has {self.sizes}; its shape is {shape}.")
         return out
-
-
-def schedule_stack(
-    source: Source, batches: Sequence[np.ndarray], cut: Cut, shape: Shape, out: np.ndarray, threads: int = 1
-) -> None:
-    """Schedules several batches of one shape in one call.
-
-    `batches`: of each batch, the numbers of its graphs. `cut`: how levels are cut into tasks. `out`: (batches, length) receives
-    the integers of the schedules. `threads`: among how many threads the batches are divided. Raises `NoRoom` if a batch does
-    not fit `shape`.
-    """
-    index = np.concatenate(batches, dtype=np.int64) if batches else np.zeros(0, np.int64)
-    counts, failed = np.array([len(some) for some in batches], np.int64), np.zeros(1, np.int64)
-    tables, layout = _tables(cut), _layout(shape)  # held here: a cache may drop them
-    given = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
-    status = _library().cavs_schedule(*given, _address(out), threads, _address(failed))
-    if status == NO_ROOM:
-        raise no_room(batches[int(failed[0])], shape)
-    _check(status)
 
 
 def _library() -> ctypes.CDLL:
@@ -216,20 +210,7 @@ def _layout(shape: Shape) -> np.ndarray:
     """Returns the numbers that `LAYOUT` names, and then the sizes of each kind."""
     numbers: dict[str, int] = {name: begin for name, (begin, _, _) in slots_of(shape).items()}
     numbers |= {f"field {i}": numbers[name] for i, name in enumerate(shape.fields)}
-    numbers |= {
-        "length": length_of(shape),
-        "pad": shape.pad,
-        "kinds": len(shape.kinds),
-        "classes": len(shape.classes),
-        "vertices": shape.vertices,
-        "graphs": shape.graphs,
-        "tasks": shape.tasks,
-        "levels": shape.levels,
-        "parts": PARTS,
-        "rows": shape.rows,
-        "rooted": shape.rooted,
-        "forest": shape.forest,
-        "arity": shape.arity,
-        "most_children": shape.most_children,
-    }
+    of_shape = ("pad", "vertices", "graphs", "tasks", "levels", "rows", "rooted", "forest", "arity", "most_children")
+    numbers |= {name: getattr(shape, name) for name in of_shape}
+    numbers |= {"length": length_of(shape), "kinds": len(shape.kinds), "classes": len(shape.classes), "parts": PARTS}
     return np.array([*(numbers.get(name, -1) for name in LAYOUT), *shape.leaves, *shape.inner, *shape.edges], np.int64)

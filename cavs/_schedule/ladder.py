@@ -15,7 +15,7 @@ from cavs._graphs.graphs import SMALL_FAN_IN, Graphs
 from cavs._schedule.batches import sort_batch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape
-from cavs._schedule.shape_choice import Kinds, NoRoom, Options, counts_of, shape_for, sums
+from cavs._schedule.shape_choice import Kinds, NoRoom, Options, counts_of, kind_names, shape_for, sums
 from cavs._schedule.tasks import Cut
 
 SAMPLES = 256  # batches of each number of graphs that are sampled
@@ -35,14 +35,10 @@ def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tu
     batches = [rng.integers(0, len(graphs), n) for n in sizes for _ in range(SAMPLES)]
     sample = sums(counts, batches)
     total = sample[:, :2].sum((1, 2))
-    largest = most_graphs * np.stack([of.max(0) for of in counts])
+    largest = most_graphs * counts.max(1)
     top = int(largest[:2].sum())
     steps = np.geomspace(min(np.quantile(singles, 0.25), top), top, count) if count > 1 else [top]
-    found = []
-    for step in steps[:-1]:
-        inside = total <= step
-        if inside.any():
-            found.append(sample[inside].max(0))
+    found = [sample[total <= step].max(0) for step in steps[:-1] if (total <= step).any()]
     shapes = [shape_for(graphs, names, each, most_graphs, options) for each in (*found, largest)]
     shapes = [s if s.vertices > s.graphs else _with_more_leaves(s) for s in shapes]
     return tuple(sorted(dict.fromkeys(shapes), key=lambda s: s.vertices))
@@ -105,23 +101,20 @@ def _differences(graphs: Graphs, shape: Shape) -> list[str]:
         found.append("a graph with several roots; expected one root per graph")
     if shape.forest and graphs.num_vertices - int(facts.roots.sum()) != graphs.num_edges:
         found.append("a vertex with two parents; expected trees")
-    found += [
-        f"no {field} of the vertices, which the forward reads" for field in shape.fields if getattr(graphs, field) is None
-    ]
-    if shape.kinds != ("",):
-        if graphs.kind is None:
-            return [*found, f"vertices without kinds; expected the kinds {', '.join(shape.kinds)}"]
-
-        def names_of(kind: np.ndarray) -> list[str]:
-            used = np.unique(kind).tolist()
-            return [str(k) for k in used] if graphs.kind_names is None else [graphs.kind_names[k] for k in used]
-
-        known = shape.kinds if graphs.kind_names else [str(k) for k in range(len(shape.kinds))]
-        unknown = [name for name in names_of(graphs.kind) if name not in known]
-        found += [f"the kind {name!r}; expected one of {', '.join(shape.kinds)}" for name in unknown[:1]]
-        deep = [shape.kinds[k] for k in shape.mixed]
-        others = [name for name in names_of(graphs.kind[graphs.height > 0]) if deep and name not in deep]
-        found += [f"children at a vertex of kind {name!r}; expected them at {', '.join(deep)} only" for name in others[:1]]
+    missing = [field for field in shape.fields if getattr(graphs, field) is None]
+    found += [f"no {field} of the vertices, which the forward reads" for field in missing]
+    if shape.kinds == ("",):
+        return found
+    if graphs.kind is None:
+        return [*found, f"vertices without kinds; expected the kinds {', '.join(shape.kinds)}"]
+    names = kind_names(graphs, True)
+    used, inner = ([names[k] for k in np.unique(kind)] for kind in (graphs.kind, graphs.kind[graphs.height > 0]))
+    known = shape.kinds if graphs.kind_names else tuple(map(str, range(len(shape.kinds))))
+    unknown = [name for name in used if name not in known]
+    found += [f"the kind {name!r}; expected one of {', '.join(shape.kinds)}" for name in unknown[:1]]
+    others = [name for name in inner if shape.mixed and name not in [known[k] for k in shape.mixed]]
+    mixed = ", ".join(shape.kinds[k] for k in shape.mixed)
+    found += [f"children at a vertex of kind {name!r}; expected them at {mixed} only" for name in others[:1]]
     return found
 
 
@@ -130,19 +123,18 @@ def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
     found = _differences(graphs, shapes[0])
     if found:
         return " and ".join(found)
-    largest, kinds = shapes[-1], _kinds_of(shapes[0])
+    largest = shapes[-1]
     alike = _as_in(graphs, largest)
     assert alike is not None
-    names, counts = counts_of(alike, kinds)
+    names, counts = counts_of(alike, _kinds_of(largest))
     needed = [("graphs", len(graphs), largest.graphs)]
-    for what, of, room in zip(
-        ("leaves", "vertices with children", "edges"), counts, (largest.leaves, largest.inner, largest.edges), strict=True
-    ):
-        each = zip(names, of.sum(0).tolist(), room, strict=True)
+    rooms = {"leaves": largest.leaves, "vertices with children": largest.inner, "edges": largest.edges}
+    for (what, room), of in zip(rooms.items(), counts.sum(1).tolist(), strict=True):
+        each = zip(names, of, room, strict=True)
         needed += [(what + (f" of kind {name!r}" if name else ""), n, most) for name, n, most in each]
-    levels = int(graphs.height.max(initial=0))
     found = [f"{n} {what}; expected at most {most}" for what, n, most in needed if n > most]
     if not found:
+        levels = int(graphs.height.max(initial=0)) + 1
         room = counted(largest.levels, "level") if largest.levels else counted(largest.tasks, "task")
-        found = [f"{counted(levels + 1, 'level')}; expected fewer, which fit {room}"]
+        found = [f"{counted(levels, 'level')}; expected fewer, which fit {room}"]
     return " and ".join(found)

@@ -17,7 +17,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.schedule import Integers, Schedule
 from cavs._schedule.shape import Shape
-from cavs._schedule.shape_choice import Kinds, Options, bucket, covers, few_shapes
+from cavs._schedule.shape_choice import Kinds, Options, bucket, covers, few_shapes, kind_names, scheduled_kinds
 
 GIVEN = "(given)"  # the kind of the frontier below a segment
 
@@ -85,11 +85,9 @@ def in_segments(
         like: the shape to take if the segments fit it.
     """
     cuts = [_cut(graphs, count) for graphs, _ in batches]
-    given = bucket(max(1, *(len(live) for _, lives in cuts for live in lives)))
+    given = bucket(max(1, *(len(live) for cut in cuts for _, live in cut)))
     given = like.given if like is not None and like.given >= given else given
-    segments = [
-        s for (graphs, _), (number, lives) in zip(batches, cuts, strict=True) for s in _divided(graphs, number, lives, given)
-    ]
+    segments = [s for (graphs, _), cut in zip(batches, cuts, strict=True) for s in _divided(graphs, cut, given)]
     graphs = _as_graphs(segments, [graphs for graphs, _ in batches], given, options.kinds)
     options = options._replace(kinds=True, fields=(), exact=False, shapes=None)
     each = [np.array([i]) for i in range(len(segments))]
@@ -103,9 +101,9 @@ def in_segments(
     return out
 
 
-def _cut(graphs: Graphs, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns (V,) the segment of each vertex, and for each segment the flat rows of the frontier above it, ascending."""
-    parents, children = _edges(graphs)
+def _cut(graphs: Graphs, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns for each segment the flat rows of its vertices, ascending, and those of the frontier above it."""
+    parents, children = graphs._edges
     level = graphs.height.astype(np.int64)
     leaf, last = level == 0, int(level.max(initial=0))
     first_parent = np.full(len(level), max(last, 1))
@@ -116,31 +114,21 @@ def _cut(graphs: Graphs, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
     segment = np.minimum((middle * count / max(len(level), 1)).astype(int), count - 1)[level]
     until = segment.copy()
     np.maximum.at(until, children, segment[parents])
-    lives, live, order = [], np.zeros(0, int), np.argsort(segment, kind="stable")
-    bounds = np.searchsorted(segment[order], np.arange(count + 1))
-    for k in range(count):
-        live = np.concatenate([live, order[bounds[k] : bounds[k + 1]]])
+    ends = np.bincount(segment, minlength=count).cumsum()
+    found, live = [], np.zeros(0, int)
+    for k, own in enumerate(np.split(np.argsort(segment, kind="stable"), ends[:-1])):
+        live = np.concatenate([live, own])
         live = live[until[live] > k]
-        lives.append(live)
-    return segment, lives
+        found.append((own, live))
+    return found
 
 
-def _edges(graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (E,) the flat rows of the parent and of the child of each edge."""
-    parents = np.arange(graphs.num_vertices).repeat(np.diff(graphs.child_offsets))
-    starts = graphs.vertex_offsets[:-1].repeat(np.diff(graphs.vertex_offsets))
-    return parents, graphs.children + starts[parents]
-
-
-def _divided(graphs: Graphs, segment: np.ndarray, lives: list[np.ndarray], given: int) -> Iterator[_Segment]:
-    """Yields the segments of a batch."""
-    _, children = _edges(graphs)
+def _divided(graphs: Graphs, cut: list[tuple[np.ndarray, np.ndarray]], given: int) -> Iterator[_Segment]:
+    """Yields the segments of a batch, from what `_cut` returns."""
+    _, children = graphs._edges
     num_children, begins = np.diff(graphs.child_offsets), graphs.child_offsets[:-1]
-    order = np.argsort(segment, kind="stable")
-    bounds = np.searchsorted(segment[order], np.arange(len(lives) + 1))
     place = np.zeros(graphs.num_vertices, np.int64)  # the vertex number within the segment at hand
-    for k, live in enumerate(lives):
-        own = order[bounds[k] : bounds[k + 1]]
+    for own, live in cut:
         place[own] = given + np.arange(len(own))
         edges = ranges(begins[own], num_children[own])
         yield _Segment(own, edges, num_children[own], place[children[edges]], place[live])
@@ -149,20 +137,15 @@ def _divided(graphs: Graphs, segment: np.ndarray, lives: list[np.ndarray], given
 
 def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kinds: Kinds) -> Graphs:
     """Returns one graph for each segment."""
-    none, known = np.zeros(given, np.int64), batches[0].kind is not None and kinds
-    names = batches[0].kind_names if known else ("",)
-    if names is None:
-        names = tuple(map(str, range(max(int(g.kind.max(initial=0)) for g in batches if g.kind is not None) + 1)))
-    each = len(segments) // len(batches)
-    kind = []
-    for i, s in enumerate(segments):
-        own = batches[i // each].kind
-        kind += [none + len(names), own[s.own] if known and own is not None else np.zeros(len(s.own), np.int64)]
+    none, each = np.zeros(given, np.int64), len(segments) // len(batches)
+    names = max((kind_names(graphs, kinds) for graphs in batches), key=len)
+    kind = [scheduled_kinds(graphs, bool(kinds)) for graphs in batches]
+    kind = [np.zeros(graphs.num_vertices, np.int64) if k is None else k for graphs, k in zip(batches, kind, strict=True)]
     return Graphs.build(
         [given + len(s.own) for s in segments],
         np.concatenate([x for s in segments for x in (none, s.num_children)]),
         np.concatenate([s.children for s in segments]),
-        kind=np.concatenate(kind),
+        kind=np.concatenate([x for i, s in enumerate(segments) for x in (none + len(names), kind[i // each][s.own])]),
         kind_names=(*names, GIVEN),
     )
 

@@ -19,10 +19,6 @@ class Filled(NamedTuple):
         share = f" ({100 * (1 - self.vertices / self.rows):.1f} % padding)" if self.rows else ""
         return f"{self.vertices} of {counted(self.rows, 'row')}{share}"
 
-    def __add__(self, other: object) -> "Filled":
-        assert isinstance(other, Filled)
-        return Filled(self.vertices + other.vertices, self.rows + other.rows)
-
 
 class KindPadding(NamedTuple):
     """The padding of the vertices of one kind."""
@@ -58,23 +54,14 @@ def padding_of(sched: Schedule) -> list[KindPadding]:
     """Returns the padding of each kind."""
     table, shape, found = task_table(sched), sched.shape, []
     for kind, (leaves, inner) in enumerate(zip(sched.leaf_count.tolist(), sched.inner_count.tolist(), strict=True)):
-        mine = (table["kind"] == kind) & (table["level"] > 0)
-        found.append(
-            KindPadding(
-                Filled(leaves, shape.leaves[kind]),
-                Filled(inner, shape.inner[kind]),
-                Filled(inner, int(table["width"][mine].sum())),
-            )
-        )
+        rows = int(table["width"][(table["kind"] == kind) & (table["level"] > 0)].sum())
+        found.append(KindPadding(Filled(leaves, shape.leaves[kind]), Filled(inner, shape.inner[kind]), Filled(inner, rows)))
     return found
 
 
 def in_total(found: list[KindPadding]) -> KindPadding:
     """Returns the padding of all kinds together."""
-    total = KindPadding(*[Filled(0, 0)] * 3)
-    for one in found:
-        total = KindPadding(*(a + b for a, b in zip(total, one, strict=True)))
-    return total
+    return KindPadding(*(Filled(*map(sum, zip(*stage, strict=True))) for stage in zip(*found, strict=True)))
 
 
 def explain_padding(sched: Schedule) -> str:

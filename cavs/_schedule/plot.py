@@ -149,7 +149,7 @@ def _draw_graphs(axes: Axes, graphs: Graphs, colour: Colours) -> None:
     shown = max(1, int(np.searchsorted(graphs.vertex_offsets, MAX_BATCH_VERTICES, side="right")) - 1)
     graph = graphs[:shown] if shown < len(graphs) else graphs
     n, y = graph.num_vertices, graph.height.astype(float)
-    depth = int(graph.height.max(initial=0)) + 1
+    depth = int(graph.height.max()) + 1
     size = f"{counted(f'{n:,}', 'vertex')}, {counted(f'{graph.num_edges:,}', 'edge')}, {counted(depth, 'level')}"
     if shown < len(graphs):
         which = "the first graph" if shown == 1 else f"the first {shown} graphs"
@@ -165,9 +165,6 @@ def _draw_graphs(axes: Axes, graphs: Graphs, colour: Colours) -> None:
         axes.set_axis_off()
         text = f"too large to draw:\nthe graph has more than {MAX_DRAWN_VERTICES:,} vertices"
         axes.text(0.5, 0.5, text, ha="center", va="center", color=FAINT, transform=axes.transAxes)
-        return
-    if not n:
-        axes.set_axis_off()
         return
     x = layout_of_batch(graph)
     _draw_edges(axes, graph, x, y)

@@ -30,7 +30,7 @@ class Tasks(NamedTuple):
 
 
 class ReferenceBatch:
-    """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.shape_choice.SortedBatch`.
+    """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.batches.CompiledBatch`.
 
     `kinds`: as in `cavs.schedule`.
     """
@@ -40,7 +40,7 @@ class ReferenceBatch:
         sizes, num_children = np.diff(graphs.vertex_offsets), np.diff(graphs.child_offsets)
         vertex = np.arange(graphs.num_vertices)
         self._graph = np.arange(len(graphs)).repeat(sizes)
-        child = graphs.children + graphs.vertex_offsets[self._graph.repeat(num_children)]
+        _, child = graphs._edges
 
         own = scheduled_kinds(graphs, kinds)
         kind = np.zeros(len(vertex), np.int64) if own is None else own

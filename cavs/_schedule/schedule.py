@@ -135,7 +135,7 @@ class Schedule:
     @property
     def is_concrete(self) -> bool:
         """Whether the integers are known, rather than traced inside `jax.jit`."""
-        return not isinstance(self.data, Tracer)
+        return isinstance(self.data, np.ndarray | jax.Array) and not isinstance(self.data, Tracer)
 
     def host(self) -> "Schedule":
         """Returns the same schedule with its integers in host memory, as a NumPy array.

@@ -97,11 +97,7 @@ def slots_of(shape: Shape) -> dict[str, Slot]:
     return slots
 
 
-def end_of(shape: Shape) -> int:
-    """Returns the number of integers of the vector that are in use."""
-    return max(end for _, end, _ in slots_of(shape).values())
-
-
 def length_of(shape: Shape) -> int:
     """Returns the number of integers of the vector, with padding."""
-    return -(-end_of(shape) // ALIGNED) * ALIGNED
+    used = max(end for _, end, _ in slots_of(shape).values())
+    return -(-used // ALIGNED) * ALIGNED

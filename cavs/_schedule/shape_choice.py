@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -59,20 +59,6 @@ class BatchSizes(NamedTuple):
     edges: PerKind
 
 
-class SortedBatch(Protocol):
-    """A batch whose vertices are sorted: in C++ (`batches`), or in NumPy (`reference`)."""
-
-    sizes: BatchSizes
-
-    def cut(self, cut: Cut) -> int:
-        """Cuts the levels into tasks. Returns their number."""
-        ...
-
-    def write(self, shape: Shape) -> np.ndarray:
-        """Returns the integers of the schedule, after `cut`. Raises `NoRoom` if the batch does not fit `shape`."""
-        ...
-
-
 class NoRoom(ValueError):
     """A batch does not fit a shape."""
 
@@ -99,20 +85,18 @@ def scheduled_kinds(graphs: Graphs, kinds: Kinds) -> np.ndarray | None:
 # --- numbers of rows ---
 
 
-def rounded_up(n: np.ndarray) -> np.ndarray:
-    """Rounds numbers of rows up to multiples of 8, from 512 on to those that XLA for GPUs sums over without padding.
+def rounded_up(n: int) -> int:
+    """Rounds a number of rows up to a multiple of 8, from 512 on to one that XLA for GPUs sums over without padding.
 
     It splits the sums of weight gradients eightfold, so these are multiples of 32. It splits other sums of over 4,096 rows by a
     divisor between half the root of their number and the root. If there is none, a sum of rows is not fused with their
     conversion to float16, and both read the rows.
     """
-    step = np.where(n < 512, 8, 32)
-    found = np.maximum(-(-n // step), 1) * step
-    for i, rows in np.ndenumerate(found):
-        while _SPLIT < rows < _MANY and not _divided(int(rows)):
-            rows += 32
-        found[i] = rows
-    return found
+    step = 8 if n < 512 else 32
+    rows = max(-(-n // step), 1) * step
+    while _SPLIT < rows < _MANY and not _divided(rows):
+        rows += 32
+    return rows
 
 
 @functools.lru_cache(maxsize=4096)
@@ -121,7 +105,7 @@ def _divided(n: int) -> bool:
     return any(n % k == 0 for k in range(root, root // 2, -1))
 
 
-_LADDER = np.unique(rounded_up(np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)]))).tolist()
+_LADDER = sorted({rounded_up(int(x * 2**k)) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)})
 
 
 def bucket(n: int) -> int:
@@ -129,25 +113,16 @@ def bucket(n: int) -> int:
     return _LADDER[bisect.bisect_left(_LADDER, n)]
 
 
-def _padded(rows: PerKind, rounded: Callable[[int], int]) -> PerKind:
-    """Rounds up the rows of each kind. A kind that a batch does not contain has no rows, unless it is the only one."""
-    return tuple(rounded(n) if n or len(rows) == 1 else 0 for n in rows)
-
-
 # --- the shape of sizes ---
 
 
-def _shape(
-    sizes: BatchSizes, names: tuple[str, ...], graphs: Graphs, options: Options, rounded: Callable[[int], int] | None
-) -> Shape:
+def _shape(sizes: BatchSizes, names: tuple[str, ...], graphs: Graphs, options: Options, rounded: Callable[[int], int]) -> Shape:
     """Returns the shape of batches of these sizes, with as many tasks as vertices with children.
 
-    `sizes`: the sizes, or upper bounds of them. `graphs`: a part of the data set. `rounded`: rounds up numbers of rows; `None`
-    leaves them as they are.
+    `sizes`: the sizes, or upper bounds of them. `graphs`: a part of the data set. `rounded`: rounds up numbers of rows.
     """
-    leaves, inner = sizes.leaves, sizes.inner
-    if rounded is not None:
-        leaves, inner = _padded(leaves, rounded), _padded(inner, rounded)
+    # A kind that a batch does not contain has no rows, unless it is the only one.
+    leaves, inner = (tuple(rounded(n) if n or len(names) == 1 else 0 for n in rows) for rows in (sizes.leaves, sizes.inner))
     per_row = [power_of_two(-(-n // max(rows, 1))) for n, rows in zip(sizes.edges, inner, strict=True)]
     total, scripted = sum(inner), options.scripts and sum(n > 0 for n in sizes.inner) == 1
     return Shape(
@@ -169,10 +144,10 @@ def _shape(
     )
 
 
-def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], graphs: Graphs) -> Shape:
-    """Cuts the batch of some graphs into tasks, and chooses its shape."""
-    shape = _shape(batch.sizes, names, graphs, options, None if options.exact else bucket)
-    tasks = batch.cut(Cut(shape.classes, options.policy == "serial"))
+def shape_of(sizes: BatchSizes, cut: Callable[[Cut], int], names: tuple[str, ...], graphs: Graphs, options: Options) -> Shape:
+    """Chooses the shape of the batch of some graphs. `cut` cuts it into tasks, and returns their number."""
+    shape = _shape(sizes, names, graphs, options, int if options.exact else bucket)
+    tasks = cut(Cut(shape.classes, options.policy == "serial"))
     if not options.exact:
         tasks = max(128, next(n for n in _POWERS_OF_4 if n >= tasks))
         tasks = min(tasks, max(8, shape.tasks))  # a task has a vertex
@@ -197,7 +172,7 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
         forest=graphs.num_vertices - roots == graphs.num_edges,
         **dict(zip(("leaves", "inner", "edges"), map(tuple, sizes.tolist()), strict=True)),
     )
-    shape = _shape(most, names, graphs, options, lambda n: int(rounded_up(np.array([n]))[0]))
+    shape = _shape(most, names, graphs, options, rounded_up)
     tasks, widths = shape.tasks, tuple(w for w, _ in shape.classes)
     if options.policy != "serial" and not Cut(shape.classes).limited:
         # Levels are cut into tasks of the largest width, and a few smaller ones.
@@ -250,52 +225,39 @@ def has_room(shape: Shape, sizes: BatchSizes, tasks: int) -> bool:
 
 def fits(shapes: Sequence[Shape], sizes: np.ndarray) -> np.ndarray:
     """Returns (batches, shapes) bool: whether batches of `sizes` (batches, 3, kinds), see `sums`, fit shapes."""
-    room = np.array([[s.leaves, s.inner, s.edges] for s in shapes])
+    room = np.array([[s.leaves, s.inner, s.edges] for s in shapes]).reshape(len(shapes), *sizes.shape[1:])
     return np.all(sizes[:, None] <= room, (2, 3))
 
 
 # --- a few shapes for a data set ---
 
 
-class Counts(NamedTuple):
-    """Leaves, inner vertices and edges of each of G graphs, by kind: each (G, kinds)."""
-
-    leaves: np.ndarray
-    inner: np.ndarray
-    edges: np.ndarray
-
-
-def counts_of(graphs: Graphs, kinds: Kinds) -> tuple[tuple[str, ...], Counts]:
-    """Returns the names of the kinds, and the counts of each graph. Without `kinds` all vertices have one kind."""
+def counts_of(graphs: Graphs, kinds: Kinds) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the names of the kinds, and (3, G, kinds) int64: the leaves, inner vertices and edges of each graph, by kind."""
     facts, names = graphs._facts, kind_names(graphs, kinds)
     kind = scheduled_kinds(graphs, kinds)
     key = np.arange(len(graphs)).repeat(facts.sizes) * len(names) + (0 if kind is None else kind)
-    size = len(graphs) * len(names)
-
-    def count(weights: np.ndarray | None, of: np.ndarray) -> np.ndarray:
-        return np.bincount(of, weights, minlength=size).astype(np.int64).reshape(len(graphs), len(names))
-
-    deep = facts.num_children > 0
-    edges = count(facts.num_children.astype(np.float64), key)
-    return names, Counts(count(None, key[~deep]), count(None, key[deep]), edges)
+    inner = facts.num_children > 0
+    counts = [np.bincount(key, of, len(graphs) * len(names)) for of in (~inner, inner, facts.num_children)]
+    return names, np.array(counts, np.int64).reshape(3, len(graphs), len(names))
 
 
-def sums(counts: Counts, batches: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns (batches, 3, kinds) int64: the sums of `counts` over the graphs of each batch; none may be empty."""
+def sums(counts: np.ndarray, batches: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns (batches, 3, kinds) int64: the sums of `counts_of` over the graphs of each batch; none may be empty."""
     index = np.concatenate(batches)
     begin = np.cumsum([0, *(len(some) for some in batches[:-1])])
-    return np.stack([np.add.reduceat(of[index], begin, axis=0) for of in counts], 1)
+    return np.add.reduceat(counts[:, index], begin, axis=1).swapaxes(0, 1)
 
 
-def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
+def bound(counts: np.ndarray, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
     """Returns (3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
 
-    `counts`: the counts of each graph. `strata`: (batch, 2) if a batch has one graph of each stratum: its graphs are those from
-    `strata[i, 0]` to `strata[i, 1] - 1`.
+    `counts`: as `counts_of` returns them. `strata`: (batch, 2) if a batch has one graph of each stratum: its graphs are those
+    from `strata[i, 0]` to `strata[i, 1] - 1`.
     """
     if strata is None:
-        return np.stack([np.sort(of, axis=0)[::-1][:batch].sum(0) for of in counts])
-    return np.stack([sum((of[a:b].max(0) for a, b in strata.tolist()), np.zeros(of.shape[1], int)) for of in counts])
+        return np.sort(counts, axis=1)[:, ::-1][:, :batch].sum(1)
+    return np.sum([counts[:, a:b].max(1) for a, b in strata.tolist()], 0)
 
 
 def thresholds(totals: np.ndarray, most: int, highest: int, worth: float = WORTH_A_SHAPE) -> list[int]:

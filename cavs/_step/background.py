@@ -1,6 +1,7 @@
 """`Background`: programs that threads compile, while the caller does something else."""
 
 import atexit
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Hashable
@@ -31,33 +32,25 @@ class Background:
         for lock in locks.values():
             lock.acquire()
         self._compiling |= locks
-
-        def done(number: int, key: Hashable) -> None:
-            if number == count:
-                watch(None)
-            locks[key].release()
-
         ready: queue.Queue[tuple[int, Hashable, Callable[[], Any] | None]] = queue.Queue(1)
 
         def lower_all() -> None:
             for number, (key, lower) in enumerate(work.items(), count - len(work) + 1):
-                try:
+                compile_it = None
+                with contextlib.suppress(Exception):  # the call of the program raises the error, too
                     compile_it = None if self._stop else lower()
-                except Exception:  # the call of the program raises the error, too
-                    compile_it = None
                 ready.put((number, key, compile_it))
 
         def compile_all() -> None:
             for _ in work:
                 number, key, compile_it = ready.get()
-                try:
+                with contextlib.suppress(Exception):  # as above
                     if compile_it and not self._stop:
                         watch((number, count))
                         compile_it()
-                except Exception:  # as above
-                    pass
-                finally:
-                    done(number, key)
+                if number == count:
+                    watch(None)
+                locks[key].release()
 
         # Both start now: an interpreter that is about to end starts no threads.
         threads = [

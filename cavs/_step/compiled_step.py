@@ -156,28 +156,16 @@ class Step(Generic[State, Metrics]):
         return f"Step({getattr(self, '__name__', 'function')}, {counted(self.compilations, 'program')}{now})"
 
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
-        if not isinstance(batches, Batches):
-            return self._ordered(self._fun)(state, batches)
-        if batches.filled is not None:
+        fun, args = self._fun, (batches,)
+        if isinstance(batches, Batches) and batches.filled is not None:
             assert batches.count is not None
-            filled = functools.partial(run_filled, self._fun, length=batches.count)
-            return self._ordered(filled)(state, batches.tree, batches.filled)
-        many = functools.partial(self._many, stacked=batches.count is not None)
-        if batches.mesh is None:
-            return self._ordered(many)(state, batches.tree)
-
-        def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
-            out = many(state, tree)
-            for what, part in zip(("state", "metrics"), out, strict=True):
-                if any(varying(x) for x in jax.tree.leaves(part)):
-                    raise ValueError(MSG_VARYING.format(what=what))
-            return out
-
-        return self._ordered(divided(local, batches))(state, batches.tree)
-
-    def _ordered(self, fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Orders the launches of engine `persistent` on a GPU, where XLA would run independent kernels at the same time."""
-        return in_turn(fun) if self._target.is_gpu else fun
+            fun, args = functools.partial(run_filled, fun, length=batches.count), (batches.tree, batches.filled)
+        elif isinstance(batches, Batches):
+            fun, args = functools.partial(self._many, stacked=batches.count is not None), (batches.tree,)
+            if batches.mesh is not None:
+                fun = divided(_same_everywhere(fun), batches)
+        # XLA for GPUs runs independent kernels at the same time, but launches of engine `persistent` need the whole chip.
+        return (in_turn(fun) if self._target.is_gpu else fun)(state, *args)
 
     def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
         if stacked:
@@ -247,6 +235,19 @@ def checked(fun: Any) -> Any:
                     f"as in the old state.{write}"
                 )
         return new, metrics
+
+    return one
+
+
+def _same_everywhere(fun: OneStep) -> OneStep:
+    """Returns `fun`, which runs on each device of a mesh, with a check that its results do not differ between devices."""
+
+    def one(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+        out = fun(state, tree)
+        for what, part in zip(("state", "metrics"), out, strict=True):
+            if any(varying(x) for x in jax.tree.leaves(part)):
+                raise ValueError(MSG_VARYING.format(what=what))
+        return out
 
     return one
 

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -183,7 +183,9 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Arra
             elif eqn.primitive.name in CALLS and is_launch(eqn):
                 with _scope(eqn.params.get("name", "")):
                     outs = _evaluate(*body_of(eqn), operands, turns)
-            elif eqn.primitive.name == "shard_map" or is_launch(eqn):
+            elif eqn.primitive.name == "shard_map":
+                outs, turns.before = _in_shard_map(eqn, operands, turns.before)
+            elif is_launch(eqn):
                 outs, turns.before = _inside(eqn, operands, turns.before)
             else:
                 outs = bind_unchecked(eqn, operands) or bind(eqn, operands)
@@ -206,9 +208,6 @@ def _inside(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tu
     """Evaluates an equation that contains launches. They run after the launch `before` and before those that follow."""
     name, params = eqn.primitive.name, eqn.params
     flag = jnp.int32(0) if before is None else before
-    if name == "shard_map":
-        divided = again_unchecked(eqn, lambda body, args, flag: _run(body, (), args, flag))
-        return divided(operands, None if before is None and not has_launches(params["jaxpr"].eqns) else flag)
     if name in ("checkpoint", "remat2"):
         again = jax.checkpoint(
             lambda flag, *args: _run(*body_of(eqn), args, flag), prevent_cse=params["prevent_cse"], policy=params["policy"]
@@ -247,45 +246,36 @@ def _scope(name: object) -> contextlib.AbstractContextManager[object]:
     return jax.named_scope(str(name)) if str(name) else contextlib.nullcontext()
 
 
-Body: TypeAlias = Callable[[Jaxpr, list[jax.Array], jax.Array | None], tuple[list[jax.Array], jax.Array | None]]
-
-
-def again_unchecked(eqn: Eqn, run: Body) -> Callable[..., tuple[list[jax.Array], jax.Array | None]]:
-    """Binds the equation of a `shard_map` again, whose body is evaluated by `run`, without checks.
+def _in_shard_map(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tuple[list[jax.Array], jax.Array | None]:
+    """Binds the equation of a `shard_map` again, without checks.
 
     JAX has checked the body when it was traced. It cannot check it again: equations do not say that a part was `unchecked`.
-
-    Returns a function of operands and a flag, which returns the results and a flag, in the same way. `run`: `run(body,
-    operands, flag)` returns the results of the body and a flag, an int32 scalar or `None`.
     """
-    params = eqn.params
-    specs, outs = tuple(params["in_specs"]), tuple(params["out_specs"])
-    manual = frozenset(params.get("newly_manual_axes", params["mesh"].axis_names))
-
-    def divided(operands: list[jax.Array], flag: jax.Array | None) -> tuple[list[jax.Array], jax.Array | None]:
-        flags = (None if flag is None else PartitionSpec(),)
-
-        def local(operands: tuple[jax.Array, ...], flag: jax.Array | None) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
-            found, after = run(params["jaxpr"], list(operands), flag)
-            return tuple(found), flag if after is None else after
-
-        divide = jax.shard_map(
-            local, mesh=params["mesh"], in_specs=(specs, *flags), out_specs=(outs, *flags), axis_names=manual, check_vma=False
-        )
-        found, after = divide(tuple(operands), flag)
-        return list(found), after
-
-    return divided
+    params, body = eqn.params, eqn.params["jaxpr"]
+    if before is None and has_launches(body.eqns):
+        before = jnp.int32(0)
+    flag = None if before is None else PartitionSpec()
+    again = jax.shard_map(
+        lambda operands, before: _run(body, (), operands, before),
+        mesh=params["mesh"],
+        in_specs=(list(params["in_specs"]), flag),
+        out_specs=(list(params["out_specs"]), flag),
+        axis_names=frozenset(params.get("newly_manual_axes", params["mesh"].axis_names)),
+        check_vma=False,
+    )
+    return again(operands, before)
 
 
 def bind_unchecked(eqn: Eqn, operands: list[jax.Array]) -> list[jax.Array]:
     """Binds an equation of a checked trace again where JAX does not check, if it is one that changes types; else []."""
-    name = eqn.primitive.name
-    if not devices()[0] or checked_axes() or name not in ("pvary", "psum_invariant", "all_gather_invariant"):
+    if not devices()[0] or checked_axes():
         return []
-    if name == "pvary":
-        return operands
-    if name == "psum_invariant":
-        return [lax.psum(x, eqn.params["axes"]) for x in operands]
-    axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
-    return [lax.all_gather(x, eqn.params["axis_name"], axis=axis, tiled=tiled) for x in operands]
+    match eqn.primitive.name:
+        case "pvary":
+            return operands
+        case "psum_invariant":
+            return [lax.psum(x, eqn.params["axes"]) for x in operands]
+        case "all_gather_invariant":
+            axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
+            return [lax.all_gather(x, eqn.params["axis_name"], axis=axis, tiled=tiled) for x in operands]
+    return []

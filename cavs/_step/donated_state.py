@@ -60,15 +60,12 @@ class DonatedState:
     def _copied(self, x: Any, where: NamedSharding | None) -> jax.Array:
         if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(self._copied(jax.random.key_data(x), where), impl=jax.random.key_impl(x))
-        if where is None and isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
+        if where is not None:
+            if isinstance(x, jax.Array) and x.sharding == where:
+                return x.copy() if self._donate else x
+            return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), where)  # Python numbers stay weakly typed
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
             x = np.asarray(x)  # of a mesh, to one device
-        here = isinstance(x, jax.Array) and (where is None or x.sharding == where)
-        if here and not self._donate:
+        if isinstance(x, jax.Array) and not self._donate:
             return x
-        if where is None and isinstance(x, jax.Array | np.ndarray):
-            return jax.device_put(x, may_alias=False)  # which compiles nothing
-        if here:
-            return x.copy()
-        if where is None:
-            return jnp.array(x)
-        return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), where)  # Python numbers stay weakly typed
+        return jax.device_put(x, may_alias=False) if isinstance(x, jax.Array | np.ndarray) else jnp.array(x)

@@ -89,7 +89,7 @@ class Log:
         self._thread: threading.Thread | None = None
         self._report = _Report(writers, metrics or (lambda values: values if isinstance(values, dict) else {"loss": values}))
         size, sizes = loader._sampler.size, loader._sampler.sizes
-        self._vertices = {} if size is None else {"vertices": size * float(sizes.mean())}
+        self._vertices = {} if size is None else {"vertices": size * float(sizes.mean())}  # of a batch
         self._left: Record | None = None  # about the results since the last report
         self._seen = loader.seen
         self._step = self._seen if step is None else step
@@ -113,12 +113,13 @@ class Log:
         self._step += steps
         if loader.epoch != self._epoch or loader.waited < self._waited:  # the loader counts anew in each epoch
             self._epoch, self._waited = loader.epoch, 0.0
-        about = {"step": self._step, "epoch": loader.epoch, "batch": loader.batch, "waited": loader.waited - self._waited}
+        about = {"step": self._step, "epoch": loader.epoch, "batch": loader.batch, **self._vertices}
+        about["waited"] = loader.waited - self._waited
         last = loader._sampler.known and loader.batch >= len(loader)
         due = last or now - self._reported > self._every
         if due:
             self._reported, self._waited = now, loader.waited
-        self._left = None if due else about | self._vertices
+        self._left = None if due else about
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_run, args=(self._work, self._report, self._error), name="cavs-log", daemon=True
@@ -128,7 +129,7 @@ class Log:
             atexit.unregister(_join)
             atexit.register(_join)  # so that it runs before what the writers registered
             self._thread.start()
-        self._work.put((now, steps, values, about | self._vertices if due else None))
+        self._work.put((now, steps, values, about if due else None))
 
     def close(self) -> None:
         """Waits until all results have been reported."""
@@ -176,16 +177,13 @@ class _Report:
 
     def add(self, dispatched: float, steps: int, values: PyTree, about: Record | None) -> None:
         """Adds results, unless there are no `steps`, and writes a report if it is told `about` the loader."""
+        values = jax.block_until_ready(values)
+        now = time.perf_counter()
         if steps:
-            values = jax.block_until_ready(values)
-            now = time.perf_counter()
             self.busy += now - max(dispatched, self.finished)
             self.finished, self.steps = now, self.steps + steps
             for name, x in self.metrics(values).items():
-                mean = float(np.mean(np.asarray(x, np.float64)))
-                self.sums[name] = self.sums.get(name, 0.0) + steps * mean
-        else:
-            now = time.perf_counter()
+                self.sums[name] = self.sums.get(name, 0.0) + steps * float(np.mean(np.asarray(x, np.float64)))
         if about is not None:
             self._write(about, now)
 
@@ -194,8 +192,9 @@ class _Report:
         waited, vertices = about.pop("waited"), about.pop("vertices", None)
         device, waiting = (min(1.0, x / seconds) for x in (self.busy, waited))
         record = {**about, "seconds": seconds, **{name: x / self.steps for name, x in self.sums.items()}}
-        record |= {"steps_per_second": self.steps / seconds}
-        record |= {} if vertices is None else {"vertices_per_second": vertices * self.steps / seconds}
+        record["steps_per_second"] = self.steps / seconds
+        if vertices is not None:
+            record["vertices_per_second"] = vertices * self.steps / seconds
         record |= {"device": device, "waiting": waiting, "host": max(0.0, 1 - waiting - device)}
         self.begun, self.busy, self.steps, self.sums = now, 0.0, 0, {}
         for write in self.writers:

@@ -58,10 +58,6 @@ def _read(table: jax.Array, ids: jax.Array) -> jax.Array:
 def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
     """Reads rows. The derivative sums over all devices, which exchange only the rows that each of them reads."""
 
-    @jax.custom_vjp
-    def read(table: jax.Array, ids: jax.Array) -> jax.Array:
-        return _read(table, ids)
-
     def forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         return _read(table, ids), ids
 
@@ -70,6 +66,7 @@ def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
             every, found = (lax.all_gather(x, axes) for x in _distinct(untyped(ids), untyped(ct), len(table)))
             return added(jnp.zeros(table.shape, table.dtype), every, found), None
 
+    read = jax.custom_vjp(_read)
     read.defvjp(forward, backward)
     return read(table, ids)
 
