@@ -1,13 +1,12 @@
 """The files that commands read and write: standard input, outputs, pictures, and which task a file is for."""
 
 import contextlib
-import io
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import cavs
 from cavs.recipes._options import Mistake, check_file
@@ -21,7 +20,7 @@ def check_picture(out: str | None) -> None:
         raise Mistake(f"--out: got {out}; expected a name that ends in {', '.join(PICTURES)}.")
 
 
-def draw(out: Path, recipe: Recipe, params: Any, path: str, found: dict[str, Any]) -> None:
+def draw(out: str, recipe: Recipe, params: Any, path: str, found: dict[str, Any]) -> None:
     from matplotlib.figure import Figure  # needs no display
 
     draws: list[Callable[[Any], None]] = [x.draw for x in found.values() if isinstance(x, cavs.data.ConfusionMatrix)]
@@ -29,8 +28,15 @@ def draw(out: Path, recipe: Recipe, params: Any, path: str, found: dict[str, Any
     figure = Figure(figsize=(6 * len(draws), 5.4), layout="constrained")
     for i, draw in enumerate(draws):
         draw(figure.add_subplot(1, len(draws), i + 1))
-    try:
+    with written(out):
         cavs.data.write_figure(figure, out)
+
+
+@contextlib.contextmanager
+def written(out: str) -> Iterator[None]:
+    """A context that writes the file of `--out`, and whose errors name it."""
+    try:
+        yield
     except OSError as error:
         raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error
 
@@ -71,17 +77,3 @@ def given_file(path: str) -> Iterator[str]:
             yield str(copy)
         except (Mistake, cavs.io.FormatError) as error:
             raise Mistake(str(error).replace(str(copy), "standard input")) from error
-
-
-@contextlib.contextmanager
-def opened(out: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that is written when it is complete."""
-    if out is None:
-        yield sys.stdout
-        return
-    text = io.StringIO()
-    yield text
-    try:
-        Path(out).write_text(text.getvalue(), encoding="utf-8")
-    except OSError as error:
-        raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error

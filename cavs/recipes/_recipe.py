@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 import optax
 
 import cavs
@@ -94,6 +95,11 @@ class Recipe(abc.ABC):
     @abc.abstractmethod
     def graphs(cls, path: str) -> cavs.Graphs:
         """Reads the graphs of a file, for `cavs inspect`."""
+
+    def labels(self, graphs: cavs.Graphs, present: np.ndarray) -> np.ndarray:
+        """Returns the label of each vertex for `collate`: -1 if it has none, or if its graph is not `present`."""
+        label = np.int32(-1) if graphs.label is None else graphs.label
+        return np.where(np.repeat(present, np.diff(graphs.vertex_offsets)), label, np.int32(-1))
 
     def sources(self, part: Any) -> Any:
         """Returns the data sets for a loader of a part of the data."""

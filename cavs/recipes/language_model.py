@@ -30,11 +30,11 @@ class LanguageOptions(recipes.RunOptions):
 
     program: str = option("lstm", PROGRAM)
     layers: int = option(1, "layers of --program lstm", least=1, most=1000)
-    hidden: int = option(200, "hidden units", least=1)
-    epochs: int = option(10, "passes over the data", least=1)
-    optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.002, "learning rate", least=1e-30)
-    min_count: int = option(2, "rarer words become <unk>", least=1)
+    hidden: int = 200
+    epochs: int = 10
+    optimizer: str = "adam"
+    lr: float = 0.002
+    min_count: int = 2
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
 
 
@@ -71,8 +71,8 @@ class LanguageModel(recipes.Recipe):
         }
 
     def collate(self, sample: Any) -> Any:
-        sched, present = sample.sched, np.repeat(sample.present, np.diff(sample.graphs.vertex_offsets))
-        return sched, sample.numbers.astype(np.int32), sched.pad(np.where(present, sample.graphs.label, -1), -1)
+        label = sample.sched.pad(self.labels(sample.graphs, sample.present), -1)
+        return sample.sched, sample.numbers.astype(np.int32), label
 
     def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
         """h of all vertices, (Vp, H): words, dropout, the program, dropout."""
