@@ -125,7 +125,7 @@ class Keeper:
             KeeperError: the files are damaged, of another run, or of another state or other batches.
         """
         known = (self.folder / kept.FACTS).exists()
-        before: dict[str, Any] = kept.read_facts(self.folder / kept.FACTS) if known else {"run": kept.told(uuid.uuid4().hex)}
+        before: dict[str, Any] = kept.read_run(self.folder) if known else {"run": kept.told(uuid.uuid4().hex)}
         self._run, prints = before["run"], {path: kept.fingerprint(path) for path in self._files}
         changed = [path for path, x in prints.items() if before.get("files", {}).get(path, x) != x]
         if changed:
@@ -133,26 +133,23 @@ class Keeper:
         kept.in_step("facts")
         if kept.writes():
             kept.write_facts(self.folder / kept.FACTS, {"run": self._run, **self._facts, "files": prints})
-        problem = None
-        for name in (kept.LAST, kept.BEFORE):
-            path = self.folder / name
-            if not path.exists():
-                continue
+        damaged: list[kept.DamagedError] = []
+        for path in filter(Path.exists, (self.folder / kept.LAST, self.folder / kept.BEFORE)):
             try:
                 (state, _), about = kept.read_checkpoint(path, state, self._run, self._loader)
+                break
             except kept.DamagedError as error:
-                problem = problem or error
-                continue
-            self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
-            if problem is not None:
-                self.notes.append(f"{problem} Resuming from the save before it, {name}.")
-            self._damaged = name == kept.BEFORE
-            if about["versions"] != (here := kept.versions()):
-                told = [", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], here)]
-                self.notes.append(f"saved with {told[0]}, resumed with {told[1]}: results may not be bitwise equal.")
+                damaged.append(error)
+        else:
+            if damaged:
+                raise damaged[0]
             return state
-        if problem is not None:
-            raise problem
+        self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
+        self.notes += [f"{error} Resuming from the save before it, {path.name}." for error in damaged]
+        self._damaged = path.name == kept.BEFORE
+        if about["versions"] != (here := kept.versions()):
+            told = [", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], here)]
+            self.notes.append(f"saved with {told[0]}, resumed with {told[1]}: results may not be bitwise equal.")
         return state
 
     def __iter__(self) -> Iterator[PyTree]:

@@ -1,7 +1,10 @@
 """Scores of labels: accuracy, F1 of each label, the confusion matrix, and F1 of the spans that tags mark."""
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -123,9 +126,9 @@ class Found(NamedTuple):
         return {**self._asdict(), **{name: getattr(self, name) for name in ("precision", "recall", "f1")}}
 
 
-# The tags of each scheme: BILOU and BMES mean what IOBES means.
-_SAME = {"L": "E", "U": "S", "M": "I"}
 _MARKS = frozenset("BIEOSLUM")
+# The marks of a span: of IOBES, BILOU and BMES, which mark both ends; and of other schemes, as `conlleval` reads them.
+_WHOLE, _ANY = "[SU]|B[IM]*[EL]", "[^O](?:(?<!E)[^OB])*"
 
 
 def is_tagging(labels: Sequence[str]) -> bool:
@@ -134,32 +137,19 @@ def is_tagging(labels: Sequence[str]) -> bool:
     return any(mark != "O" for mark, _ in marks) and all((mark != "O") == bool(kind) and mark in _MARKS for mark, kind in marks)
 
 
-def _spans(tags: Sequence[str], strict: bool) -> set[tuple[int, int, str]]:
-    """The spans (begin, end, type) of a sentence; the end is the number of the word after the last."""
-    marks = [(name[0], name[2:]) if name[1:2] == "-" else ("O", "") for name in tags]
-    if strict:
-        return _whole_spans([(_SAME.get(mark, mark), kind) for mark, kind in marks])
-    found, begin = set(), 0
-    before = ("O", "")
-    for i, (mark, kind) in enumerate([*marks, ("O", "")]):
-        starts = mark != "O" and (mark == "B" or before[0] in "OE" or kind != before[1])
-        if before[0] != "O" and (mark == "O" or starts):
-            found.add((begin, i, before[1]))
-        begin, before = (i if starts else begin), (mark, kind)
-    return found
+def _marks(tags: Sequence[str]) -> list[tuple[str, str]]:
+    """Splits tags into marks and types: `B-PER` into `B` and `PER`."""
+    return [(tag[0], tag[2:]) if tag[1:2] == "-" else ("O", "") for tag in tags]
 
 
-def _whole_spans(marks: Sequence[tuple[str, str]]) -> set[tuple[int, int, str]]:
-    found, begin = set(), None
-    for i, (mark, kind) in enumerate(marks):
-        inside = begin is not None and kind == marks[begin][1]
-        if mark == "S":
-            found.add((i, i + 1, kind))
-        elif mark == "E" and inside:
-            assert begin is not None
-            found.add((begin, i + 1, kind))
-        begin = i if mark == "B" else begin if mark == "I" and inside else None
-    return found
+def _spans(tags: Sequence[str], pattern: str) -> Iterator[tuple[int, int, str]]:
+    """Yields the spans (begin, end, type) of a sentence; the end is the number of the word after the last."""
+    begin = 0
+    for kind, run in itertools.groupby(_marks(tags), key=lambda mark: mark[1]):
+        marks = "".join(mark for mark, _ in run)
+        for span in re.finditer(pattern, marks):
+            yield begin + span.start(), begin + span.end(), kind
+        begin += len(marks)
 
 
 def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Found]:
@@ -191,13 +181,11 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     if [*map(len, true)] != [*map(len, predicted)]:
         got = f"sentences of {[*map(len, predicted)][:9]} tags"
         raise ValueError(f"span_scores: predicted: got {got}; expected {[*map(len, true)][:9]}, as in true.")
-    marks = {tag[0] for tags in true for tag in tags if tag[1:2] == "-"}
-    strict = bool(marks & set("SLUM")) or {"B", "E"} <= marks  # schemes that mark both ends of every span
-    sides = [[_spans(tags, strict) for tags in side] for side in (true, predicted)]
-    kinds = sorted({kind for side in sides for spans in side for *_, kind in spans})
-    found = {}
-    for name in (None, *kinds):
-        one, other = ([{s for s in spans if name in (None, s[2])} for spans in side] for side in sides)
-        both = sum(len(a & b) for a, b in zip(one, other, strict=True))
-        found["all" if name is None else name] = Found(sum(map(len, one)), sum(map(len, other)), both)
-    return found
+    marks = {mark for tags in true for mark, _ in _marks(tags)}
+    pattern = _WHOLE if marks & set("SLUM") or {"B", "E"} <= marks else _ANY
+    one, other = (
+        {(number, *span) for number, tags in enumerate(side) for span in _spans(tags, pattern)} for side in (true, predicted)
+    )
+    counts = [collections.Counter(span[-1] for span in spans) for spans in (one, other, one & other)]
+    of_kinds = {kind: Found(*(count[kind] for count in counts)) for kind in sorted(counts[0] | counts[1])}
+    return {"all": Found(*(count.total() for count in counts))} | of_kinds
