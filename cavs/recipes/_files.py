@@ -67,8 +67,9 @@ def given_file(path: str) -> Iterator[str]:
         yield path
         return
     data = sys.stdin.buffer.read()
-    first = data[:4096].decode("utf-8", "replace").lstrip().split("\n")[0]
-    bench = first.startswith(("#", "INPUT(", "OUTPUT(")) and "|" not in first
+    lines = data[: 1 << 16].decode("utf-8", "replace").split("\n")
+    first = next((line.lstrip() for line in lines if line.strip() and line[0] != "#"), "")  # netlists and .conllu have comments
+    bench = first.startswith(("INPUT(", "OUTPUT("))
     suffix = ".jsonl" if first[:1] == "{" else ".bench" if bench else ".conllu" if first.count("\t") == 9 else ".txt"
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / f"input{suffix}"

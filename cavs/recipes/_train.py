@@ -1,6 +1,7 @@
 """A training run of a recipe: its devices, data, step and loop, and what it leaves in its folder."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -21,31 +22,6 @@ from cavs.recipes._recipe import Recipe, optimizer
 from cavs.recipes._report import Messages
 
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
-
-
-def training_step(recipe: Recipe, rule: optax.GradientTransformation, parts: int) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """The step of one batch, not compiled: `step(state, batch)`, where the state is `(params, moments, steps done)`.
-
-    `parts`: the parts in which a batch comes; 1 for a batch without an axis of parts.
-    """
-    seed = recipe.options.seed
-
-    def step(state: Any, batch: Any) -> tuple[Any, Any]:
-        params, moments, count = state
-        key = jax.random.fold_in(jax.random.key(seed + 1), count) if recipe.options.dropout else None
-
-        def loss(params: Any, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return recipe.loss(params, batch, key)
-
-        if parts == 1:
-            (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
-        else:
-            (_, sums), grads = jax.value_and_grad(cavs.memory.sub_batched(loss, has_aux=True), has_aux=True)(params, [batch])
-        terms = jnp.maximum(sums["count"], 1)  # the loss is a sum, and sums add up over parts and devices
-        updates, moments = rule.update(jax.tree.map(lambda g: g / terms.astype(g.dtype), grads), moments, params)
-        return (optax.apply_updates(params, updates), moments, count + 1), sums
-
-    return step
 
 
 def mesh_of(options: RunOptions) -> Mesh | None:
@@ -82,7 +58,7 @@ class Run:
         self.memory = self._memory()
         parts = 1 if self.memory is None else self.memory[0]
         self.loader = self._loader(parts) if parts > 1 else self.loader
-        self.step = cavs.data.step(training_step(recipe, self.rule, parts), tune=options.tune)
+        self.step = self._step(parts)
         self._evaluated: dict[str, cavs.data.Loader] = {}
 
     def _loader(self, parts: int) -> cavs.data.Loader:
@@ -109,10 +85,26 @@ class Run:
         """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
         loader, state = self._loader(parts), jax.eval_shape(self.initial)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loader.largest())
-        step = cavs.data.step(training_step(self.recipe, self.rule, parts))
-        found = step.lower(state, batch).compile().memory_analysis()
+        found = self._step(parts).lower(state, batch).compile().memory_analysis()
         size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
         return found.temp_size_in_bytes + size(state) + loader.on_device * size(batch)
+
+    def _step(self, parts: int) -> cavs.data.Step[Any, Any]:
+        """The step of a batch, or of one that comes in parts. Its state is `(params, moments, steps done)`."""
+        recipe, options = self.recipe, self.recipe.options
+
+        def step(state: Any, batch: Any) -> tuple[Any, Any]:
+            params, moments, count = state
+            key = jax.random.fold_in(jax.random.key(options.seed + 1), count) if options.dropout else None
+            loss = functools.partial(recipe.loss, key=key)
+            if parts > 1:
+                loss, batch = cavs.memory.sub_batched(loss, has_aux=True), [batch]
+            (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+            terms = jnp.maximum(sums["count"], 1)  # the loss is a sum, and sums add up over parts and devices
+            updates, moments = self.rule.update(jax.tree.map(lambda g: g / terms.astype(g.dtype), grads), moments, params)
+            return (optax.apply_updates(params, updates), moments, count + 1), sums
+
+        return cavs.data.step(step, tune=options.tune)
 
     def initial(self) -> Any:
         """The state before the first step, which depends on the seed."""
@@ -123,8 +115,7 @@ class Run:
         """The summed metrics of a part of the data, without dropout."""
         if part not in self._evaluated:
             batch = EVALUATION_BATCHES * self.recipe.options.batch if self.memory is None else self.memory[1]
-            how = {"seed": None, "shapes": 1, "steps": 1, "mesh": self.mesh}
-            self._evaluated[part] = self.recipe.loader(self.data.parts[part], batch, **how)
+            self._evaluated[part] = self.recipe.in_order(self.data.parts[part], batch, mesh=self.mesh)
         return self.recipe.held_out(params, self.data.parts[part], self._evaluated[part])
 
 

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -42,6 +41,7 @@ class LanguageModel(recipes.Recipe):
     """A chain reads `<s> w1 w2`, and predicts `w1 w2 </s>`."""
 
     name, Options = "language_model", LanguageOptions
+    graphs = staticmethod(cavs.io.read_text)
     needs = "a text file, one sentence per line"
     noun = "sentence"
     shows = "score your own sentences"
@@ -89,7 +89,7 @@ class LanguageModel(recipes.Recipe):
         return total, {"loss": total, "count": cavs.data.total(label >= 0)}
 
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
-        return {"perplexity": math.exp(min(sums["loss"] / max(sums["count"], 1), 700))}
+        return {"perplexity": _perplexity(sums["loss"] / max(sums["count"], 1))}
 
     def baseline(self, train: Any, part: Any) -> dict[str, float]:
         """The perplexity of the frequencies of words, plus one."""
@@ -108,29 +108,27 @@ class LanguageModel(recipes.Recipe):
         if probabilities:
             raise Mistake("--probabilities: not valid with a language model. Omit it.")
         graphs = cavs.io.read_text(path)
-        nll, words = self.nll(params, to_predict(graphs, self.facts["words"])), iter(cavs.data.sentences_of(graphs))
-        spans = pairwise((graphs.vertex_offsets + np.arange(len(graphs) + 1)).tolist())
+        known = to_predict(graphs, self.facts["words"])
+        every = np.split(self.nll(params, known), known.vertex_offsets[1:-1])
+        found = zip(cavs.data.sentences_of(graphs), every, strict=True)
         for number, line in enumerate(cavs.io.read_lines(path)):
-            text = next(words).split() if line.strip() else []
-            a, b = next(spans) if text else (0, 0)
+            text, nll = next(found) if line.strip() else ("", np.zeros(0))
             if vertices:
-                for i, word in enumerate([*text, END][: b - a]):
-                    yield {"sentence": number, "word": i, "text": word, "log_probability": -float(nll[a + i])}
-                continue
-            mean = float(nll[a:b].mean()) if text else math.nan
-            found = {"sentence": number, "log_probability": -float(nll[a:b].sum()), "perplexity": math.exp(min(mean, 700))}
-            yield found | {"text": " ".join(text)}
+                for i, (word, x) in enumerate(zip((*text.split(), END)[: len(nll)], nll.tolist(), strict=True)):
+                    yield {"sentence": number, "word": i, "text": word, "log_probability": -x}
+            else:
+                perplexity = _perplexity(nll.mean()) if text else math.nan
+                yield {"sentence": number, "log_probability": -float(nll.sum()), "perplexity": perplexity, "text": text}
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         graphs = to_predict(cavs.io.read_text(path), self.facts["words"])
-        mean = float(self.nll(params, graphs).mean())
-        found = {"sentences": len(graphs), "words": graphs.num_vertices}
-        found |= {"unknown_words": int((graphs.label == self.facts["words"].index(UNKNOWN)).sum()), "nll": mean}
-        return found | {"perplexity": math.exp(min(mean, 700))}
+        mean, unknown = float(self.nll(params, graphs).mean()), graphs.label == self.facts["words"].index(UNKNOWN)
+        found = {"sentences": len(graphs), "words": graphs.num_vertices, "unknown_words": int(unknown.sum()), "nll": mean}
+        return found | {"perplexity": _perplexity(mean)}
 
-    @classmethod
-    def graphs(cls, path: str) -> cavs.Graphs:
-        return cavs.io.read_text(path)
+
+def _perplexity(nll: float) -> float:
+    return math.exp(min(nll, 700))
 
 
 def to_predict(graphs: cavs.Graphs, words: list[str]) -> cavs.Graphs:

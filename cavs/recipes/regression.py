@@ -176,15 +176,13 @@ class Regression(recipes.Recipe):
 
 def targets(graphs: cavs.Graphs, at: str) -> np.ndarray:
     """(G,) or (V,) float64 targets, NaN where there is none: of graphs, of roots, or of vertices."""
-    if at == "graph":
-        return np.full(len(graphs), np.nan) if graphs.graph_label is None else np.array(graphs.graph_label, np.float64)
-    label = graphs.label
-    if label is None or label.ndim > 1:
-        return np.full(graphs.num_vertices, np.nan)
-    if (names := graphs.label_names) is not None:  # integers
+    given, names = (graphs.graph_label, None) if at == "graph" else (graphs.label, graphs.label_names)
+    if given is None or given.ndim > 1:
+        return np.full(len(graphs) if at == "graph" else graphs.num_vertices, np.nan)
+    if names is not None:  # integers
         numbers = map(float, names) if all(map(str.isdecimal, names)) else [np.nan] * len(names)
-        label = np.array([*numbers, np.nan])[label]
-    return np.where(cavs.data.is_root(graphs), label, np.nan) if at == "root" else np.array(label, np.float64)
+        given = np.array([*numbers, np.nan])[given]
+    return np.where(cavs.data.is_root(graphs), given, np.nan) if at == "root" else np.array(given, np.float64)
 
 
 def _where(options: RegressionOptions, train: cavs.Graphs) -> str:

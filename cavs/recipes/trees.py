@@ -142,7 +142,7 @@ class Trees(recipes.Recipe):
         graphs = _read_labelled(path, "file")
         names = graphs.label_names
         if not self.options.train:  # the reviews have numbers, and the labels names
-            names = tuple(REVIEW_LABELS[int(n)] if n in "01234" else n for n in names)
+            names = [dict(zip("01234", REVIEW_LABELS, strict=True)).get(name, name) for name in names]
         used = [names[i] for i in np.unique(graphs.label[graphs.label >= 0])]
         if not set(used) & set(self.facts["labels"]):
             expected = ", ".join(self.facts["labels"])
@@ -150,15 +150,10 @@ class Trees(recipes.Recipe):
         labels = [*dict.fromkeys((*self.facts["labels"], *names))]
         true = cavs.data.with_labels(graphs.replace(label_names=names), labels).label
         best = self.probabilities(params, graphs, path).argmax(1)
-        roots, vertices = (
-            cavs.data.ConfusionMatrix.of(labels, of, best) for of in (np.where(cavs.data.is_root(graphs), true, -1), true)
-        )
+        counted = (np.where(cavs.data.is_root(graphs), true, -1), true)
+        roots, vertices = (cavs.data.ConfusionMatrix.of(labels, of, best) for of in counted)
         found = {"roots": roots} if roots.count else {}
         return {"graphs": len(graphs)} | found | ({"vertices": vertices} if vertices.count > roots.count else {})
-
-    @classmethod
-    def graphs(cls, path: str) -> cavs.Graphs:
-        return recipes.read_graphs(path)
 
     def _read_new(self, path: str) -> cavs.Graphs:
         """Reads the graphs to predict. A model of chains also reads plain text, one sentence per line."""
