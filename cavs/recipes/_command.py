@@ -193,10 +193,10 @@ def connected(to: str | None) -> Iterator[None]:
 
 def _resumed(resume: str, out: str | None) -> Path:
     """The folder of the run to resume: `resume`, or `out`, or the most recently trained one under `runs/`."""
-    found = max(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime, default=None)
-    if not (resume or out or found):
+    latest = max(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime, default=None)
+    if (found := resume or out or latest) is None:
         raise Mistake("--resume: got no folder, and there is no run under runs/. Write --resume DIR.")
-    return _folder_of_run("--resume", resume or out or found)
+    return _folder_of_run("--resume", found)
 
 
 def _folder_of_run(argument: str, given: str | os.PathLike[str]) -> Path:

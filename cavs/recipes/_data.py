@@ -66,10 +66,8 @@ def _joined(*read: cavs.Graphs) -> cavs.Graphs:
     """Several files as one. Words and labels are numbered anew."""
     if len(read) == 1:
         return read[0]
-    labels = cavs.data.label_names(read)
-    every = [cavs.data.with_labels(graphs, labels) if graphs.label_names is not None else graphs for graphs in read]
     try:
-        return cavs.Graphs.concat(dataclasses.replace(g, kind=None, kind_names=None) for g in every)
+        return cavs.Graphs.concat(graphs.replace(kind=None, kind_names=None) for graphs in read)
     except ValueError as error:
         raise Mistake(f"FILE: {error}") from error
 

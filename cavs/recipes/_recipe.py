@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 import cavs
+from cavs import vertex_programs as vp
 from cavs.recipes._data import Data, read_graphs
 from cavs.recipes._options import Mistake, RunOptions
 
@@ -96,6 +97,13 @@ class Recipe(abc.ABC):
     def graphs(cls, path: str) -> cavs.Graphs:
         """Reads the graphs of a file, for `cavs inspect`."""
         return read_graphs(path)
+
+    @property
+    def program(self) -> Any:
+        """The vertex program that `facts` describe: "program", "size", and for others than chains "arity" and "reads"."""
+        facts, options = self.facts, self.options
+        sizes = vp.Sizes(options.hidden, facts["size"], options.layers, facts.get("arity", 1), facts.get("reads", True))
+        return vp.create_program(facts["program"], sizes)
 
     def labels(self, graphs: cavs.Graphs, present: np.ndarray) -> np.ndarray:
         """Returns the label of each vertex for `collate`: -1 if it has none, or if its graph is not `present`."""

@@ -159,8 +159,8 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
 
 def _loop(run: Run, keeper: cavs.data.Keeper, messages: Messages) -> None:
     """Runs the training loop from the last save to its end, or until a signal stops it."""
-    recipe, state = run.recipe, keeper.restore(jax.jit(run.initial)())
-    writers = _writers(recipe.options, keeper.folder)
+    recipe, writers = run.recipe, _writers(run.recipe.options, keeper.folder)
+    state = keeper.restore(jax.jit(run.initial)())
     mean = lambda sums: {"loss": sums["loss"] / jnp.maximum(sums["count"], 1)}  # noqa: E731
     messages.introduce()
     with cavs.data.Log(run.loader, *writers, metrics=mean) as log, messages.bar() as advance:

@@ -41,7 +41,6 @@ class LanguageModel(recipes.Recipe):
     """A chain reads `<s> w1 w2`, and predicts `w1 w2 </s>`."""
 
     name, Options = "language_model", LanguageOptions
-    graphs = staticmethod(cavs.io.read_text)
     needs = "a text file, one sentence per line"
     noun = "sentence"
     shows = "score your own sentences"
@@ -53,12 +52,6 @@ class LanguageModel(recipes.Recipe):
         parts = {name: to_predict(graphs, words) for name, graphs in parts.items()}
         program, *_ = vp.choose_program(options.program, parts, options.layers)
         return Data({"words": words, "program": program, "size": recipes.embedding_size(options, vectors)}, parts, vectors)
-
-    @property
-    def program(self) -> Any:
-        """The vertex program."""
-        sizes = vp.Sizes(self.options.hidden, self.facts["size"], self.options.layers)
-        return vp.create_program(self.facts["program"], sizes)
 
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
         program, last, words = jax.random.split(key, 3)
@@ -119,6 +112,10 @@ class LanguageModel(recipes.Recipe):
             else:
                 perplexity = _perplexity(nll.mean()) if text else math.nan
                 yield {"sentence": number, "log_probability": -float(nll.sum()), "perplexity": perplexity, "text": text}
+
+    @classmethod
+    def graphs(cls, path: str) -> cavs.Graphs:
+        return cavs.io.read_text(path)
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         graphs = to_predict(cavs.io.read_text(path), self.facts["words"])

@@ -66,13 +66,6 @@ class Regression(recipes.Recipe):
         """The graphs of a file, with their targets as labels."""
         return recipes.read_graphs(path, name)
 
-    @property
-    def program(self) -> Any:
-        """The vertex program."""
-        facts = self.facts
-        sizes = vp.Sizes(self.options.hidden, facts["size"], self.options.layers, facts["arity"], facts["reads"])
-        return vp.create_program(facts["program"], sizes)
-
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
         program, words = jax.random.split(key)
         return {

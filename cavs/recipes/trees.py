@@ -67,13 +67,6 @@ class Trees(recipes.Recipe):
         facts |= {"reads": reads, "loss": loss, "score": score, "size": recipes.embedding_size(options, vectors)}
         return Data(facts, parts, vectors, notes)
 
-    @property
-    def program(self) -> Any:
-        """The vertex program."""
-        facts = self.facts
-        sizes = vp.Sizes(self.options.hidden, facts["size"], self.options.layers, facts["arity"], facts["reads"])
-        return vp.create_program(facts["program"], sizes)
-
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
         program, last, words = jax.random.split(key, 3)
         shape = self.options.hidden, len(self.facts["labels"])
