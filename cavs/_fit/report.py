@@ -11,7 +11,7 @@ import numpy as np
 
 from cavs._fit.evaluate import Sums
 from cavs._fit.kept import Evaluated
-from cavs._fit.labels import ConfusionMatrix, Found
+from cavs._fit.scores import ConfusionMatrix, Found
 from cavs._readers.files import write_whole
 from cavs._readers.source import printable
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import jax
 
 import cavs
-from cavs.recipes._files import check_picture, draw, given_file, guess_task, written
+from cavs.recipes._files import draw, given_file, guess_task, written
 from cavs.recipes._options import Mistake, Parser, add_options, check_file, converted, kinds_of, read_toml, suggestion
 from cavs.recipes._recipe import Recipe
 from cavs.recipes._report import out_of_memory
@@ -30,6 +30,7 @@ ALIASES = {
 ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError, cavs.vertex_programs.ProgramError)
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": ".6g", "probability": ".4f", "log_probability": ".3f", "perplexity": ".2f"}
+PICTURES = (".png", ".pdf", ".svg")
 HEARTBEAT = 20  # seconds without an answer after which a process counts as dead
 MSG_DISTRIBUTED = (
     "--distributed: got {!r}; expected HOST:PORT,N,I: the address of process 0, the number of processes, and the number of "
@@ -276,7 +277,8 @@ def _table(lines: Iterable[dict[str, Any]], header: bool) -> Iterator[str]:
 
 def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     given = _parser_of_run(f"{program} evaluate", "write a picture of the scores (.png, .pdf, .svg)").parse_args(words)
-    check_picture(given.out)
+    if given.out is not None and (Path(given.out).suffix.lower() not in PICTURES or Path(given.out).is_dir()):
+        raise Mistake(f"--out: got {given.out}; expected a name that ends in {', '.join(PICTURES)}.")
     recipe, params = _load(given.checkpoint, kind)
     with given_file(given.file) as path:
         found = recipe.evaluate(params, path)

@@ -12,13 +12,6 @@ import cavs
 from cavs.recipes._options import Mistake, check_file
 from cavs.recipes._recipe import Recipe
 
-PICTURES = (".png", ".pdf", ".svg")
-
-
-def check_picture(out: str | None) -> None:
-    if out is not None and (Path(out).suffix.lower() not in PICTURES or Path(out).is_dir()):
-        raise Mistake(f"--out: got {out}; expected a name that ends in {', '.join(PICTURES)}.")
-
 
 def draw(out: str, recipe: Recipe, params: Any, path: str, found: dict[str, Any]) -> None:
     from matplotlib.figure import Figure  # needs no display

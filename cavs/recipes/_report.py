@@ -50,7 +50,8 @@ class Messages:
 
             def advance() -> None:
                 nonlocal said
-                loss, compiling = keeper.sums.get("loss", 0.0) / max(keeper.sums.get("count", 0.0), 1), self.run.step.compiling
+                loss = keeper.sums.get("loss", 0.0) / max(keeper.sums.get("count", 0.0), 1)
+                compiling = self.run.step.compiling
                 text = f"{self._place()}  loss {loss:.3f}"
                 text += f", compiling ({compiling[0]} of {compiling[1]})" if compiling else ""
                 progress.update(task, completed=loader.epoch * len(loader) + loader.batch, description=text)
