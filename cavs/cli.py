@@ -3,10 +3,11 @@
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
 HELPS = {
@@ -28,18 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 if a file cannot be read or written, or the memory is exhausted; 2 for invalid arguments or files;
         130 after Ctrl-C.
     """
-    if arguments is not None:
-        return _main([*arguments])
-    with exit_on_interrupt():
-        return _main(sys.argv[1:])
+    words = sys.argv[1:] if arguments is None else [*arguments]
+    with exit_on_interrupt() if arguments is None else contextlib.nullcontext():
+        if not words or words[0] not in HELPS:
+            return _help(words)
+        from cavs.recipes._command import run
 
-
-def _main(words: list[str]) -> int:
-    if not words or words[0] not in HELPS:
-        return _help(words)
-    from cavs.recipes._command import run
-
-    return run(words[0], words[1:], None, program())
+        return run(words[0], words[1:], None, program())
 
 
 def _help(words: list[str]) -> int:
@@ -66,11 +62,8 @@ def _help(words: list[str]) -> int:
 
 def program() -> str:
     """The words with which the user started this program, for commands that messages suggest: `cavs`, `uv run cavs`, ..."""
-    import shutil
-    from pathlib import Path
-
     name = Path(sys.argv[0])
-    if name.name == "__main__.py" or name.name == "cli.py":
+    if name.name in ("__main__.py", "cli.py"):
         python = Path(sys.executable)
         return f"{python.name if shutil.which(python.name) == str(python) else python} -m cavs"
     if name.name != "cavs":
@@ -87,13 +80,11 @@ def exit_on_interrupt() -> Iterator[None]:
     A `KeyboardInterrupt` raised there may be swallowed by a callback or leave a library half imported. The training loop has
     its own handler, which saves first.
     """
-    ours = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
-    before = signal.signal(signal.SIGINT, _exit) if ours else None
+    before = signal.signal(signal.SIGINT, _exit)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)
 
 
 def _exit(signum: int, frame: FrameType | None) -> None:

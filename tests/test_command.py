@@ -1,5 +1,6 @@
 """Around a run of `cavs`: help, suggestions, tab completion, TOML files, logs, signals at start-up, and exhausted memory."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ import pytest
 import cavs
 from cavs import cli
 from cavs.recipes import _command, _train
-from cavs.recipes._options import RunOptions, read_toml
+from cavs.recipes._options import RunOptions
 from cavs.recipes._recipe import learning_rate, optimizer
 from cavs.recipes.language_model import LanguageOptions
 from tests.small_run import train_run
@@ -134,10 +135,27 @@ def test_a_toml_file_has_options_and_the_command_line_overrides_them(tmp_path, m
         ("hidden", "which is not TOML"),
     ],
 )
-def test_a_wrong_toml_file_is_refused(text, message, tmp_path):
+def test_a_wrong_toml_file_is_refused(text, message, tmp_path, capsys):
     (tmp_path / "my.toml").write_text(text)
-    with pytest.raises(cavs.recipes.Mistake, match=message):
-        read_toml(str(tmp_path / "my.toml"), LanguageOptions)
+    assert cli.main(["train", "--task", "lm", "--config", str(tmp_path / "my.toml")]) == 2
+    assert re.search(f"--config: .*my.toml.*{message}", capsys.readouterr().err)
+
+
+def test_a_default_in_a_subclass_keeps_the_help_and_the_limits_of_the_option():
+    @dataclasses.dataclass(frozen=True)
+    class Options(LanguageOptions):
+        hidden: int = 7
+
+    assert Options().hidden == 7 and Options().checked() == Options()
+    with pytest.raises(cavs.recipes.Mistake, match="--hidden: got 0; expected a number from 1 to"):
+        Options(hidden=0).checked()
+    field, base = (next(f for f in dataclasses.fields(of) if f.name == "hidden") for of in (Options, LanguageOptions))
+    assert field.metadata == base.metadata
+
+
+def test_an_abbreviated_option_is_that_option(capsys):
+    assert cli.main(["train", "--res", "nowhere"]) == 2
+    assert "--resume: got nowhere; expected the folder of a run" in capsys.readouterr().err
 
 
 def test_resuming_takes_what_may_change_and_names_what_may_not(tmp_path, monkeypatch):

@@ -197,6 +197,8 @@ def test_prediction_of_phrases_distributions_and_standard_input(run, monkeypatch
     assert value.keys() == {"graph", "label", "probability", "text", "probabilities"} and value["text"] == "bad"
     p = value["probabilities"]
     assert p[value["label"]] == max(p.values()) == value["probability"] and sum(p.values()) == pytest.approx(1)
+    stdin(monkeypatch, "# sent_id = 1\n1\tbad\t_\tA\t_\t_\t0\troot\t_\t_\n")  # a comment is not a netlist
+    assert printed(capsys, "predict", str(run / "run"), "-", "--no-header").endswith("\tbad\n")
     stdin(monkeypatch, TREES[1])
     (line,) = printed(capsys, "predict", str(run / "run"), "-", "--no-header", "--probabilities").splitlines()
     assert len(line.split("\t")) == 4 + 3

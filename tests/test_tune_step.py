@@ -337,9 +337,10 @@ def test_explain_says_where_a_layout_comes_from(used: Used) -> None:
 
 
 def test_cavs_train_prints_what_was_tuned(used: Used, capsys: pytest.CaptureFixture[str]) -> None:
-    step, messages, printed = cavs.data.step(train), Messages("cavs"), []
+    step, printed = cavs.data.step(train), []
+    messages = Messages("cavs", types.SimpleNamespace(step=step), None)
     for _ in range(3):
-        messages.tuned(types.SimpleNamespace(step=step))
+        messages.tuned()
         printed.append(capsys.readouterr().out)
         step(PARAMS, batch(40))
     assert printed[0] == printed[2] == ""

@@ -10,7 +10,7 @@ import sys
 
 import cavs
 from cavs import cli
-from cavs.recipes import _machine
+from cavs.recipes import _command
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
         score(self, *args, **more)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    _machine.HEARTBEAT = 5  # seconds until process 0 learns it
+    _command.HEARTBEAT = 5  # seconds until process 0 learns it
     if dies == "dies" and number == "1":
         cavs.data.Keeper.score = score_and_die
     sys.exit(cli.main(["train", *options, "--distributed", f"127.0.0.1:{port},2,{number}"]))

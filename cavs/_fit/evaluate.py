@@ -129,8 +129,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
         )
     compiled, out = _compiled(fun), None
     for batches in loader:
-        found = compiled(params, batches)
-        for one, samples, present in zip(_each(batches, found), *_samples(loader, batches), strict=True):
+        for one, samples, present in _each(loader, batches, compiled(params, batches)):
             at, taken = _places(data, samples, present, rows)
             short = [x.shape for x in jax.tree.leaves(one) if x.ndim < 1 or len(x) < len(taken) and len(x) <= taken.max()]
             if short:
@@ -159,29 +158,23 @@ def _check_metrics(found: Any, many: bool) -> None:
     raise TypeError(f"evaluate: fun: returned {got}; expected a dict of scalars. Write {{'right': cavs.data.total(right)}}.")
 
 
-def _each(batches: PyTree, found: PyTree) -> Iterator[PyTree]:
-    """The results of each batch of a dispatch, on the host."""
-    found = jax.tree.map(np.asarray, jax.device_get(found))
-    if isinstance(batches, Batches) and batches.count:
-        return (jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(batches)))
-    return iter((found,))
-
-
-def _samples(loader: Loader, batches: PyTree) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The samples of each batch that the loop has just received, and which of them are present."""
-    epoch = loader._planned(loader.epoch)
-    count = len(batches) if isinstance(batches, Batches) else 1
-    numbers = np.concatenate(epoch.order)[loader.batch - count : loader.batch].tolist()
-    samples = [epoch.planned.samples[n] for n in numbers]
-    # Only batches with stand-ins say which samples are none.
-    return samples, [epoch.planned.present.get(n, np.ones(len(of), bool)) for n, of in zip(numbers, samples, strict=True)]
+def _each(loader: Loader, batches: PyTree, found: PyTree) -> Iterator[tuple[PyTree, np.ndarray, np.ndarray]]:
+    """Yields the results of each batch that the loop has just received, its samples, and which of them are present."""
+    found, epoch = jax.device_get(found), loader._planned(loader.epoch)
+    stacked = isinstance(batches, Batches) and batches.count
+    count = len(batches) if stacked else 1
+    for i, number in enumerate(np.concatenate(epoch.order)[loader.batch - count : loader.batch].tolist()):
+        samples = epoch.planned.samples[number]
+        # Only batches with stand-ins say which samples are none.
+        present = epoch.planned.present.get(number, np.ones(len(samples), bool))
+        yield jax.tree.map(lambda x, i=i: x[i], found) if stacked else found, samples, present
 
 
 def _places(data: Graphs, samples: np.ndarray, present: np.ndarray, rows: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows of the data set that a batch has, and its rows in the batch."""
     if rows == "graphs":
         return samples[present], np.flatnonzero(present)
-    starts, sizes = data.vertex_offsets[samples], np.diff(data.vertex_offsets)[samples]
-    inner = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = np.repeat(present, sizes)
-    return (np.repeat(starts, sizes) + inner)[kept], np.flatnonzero(kept)
+    sizes = np.diff(data.vertex_offsets)[samples]
+    shift = data.vertex_offsets[samples] - (np.cumsum(sizes) - sizes)
+    taken = np.flatnonzero(np.repeat(present, sizes))
+    return taken + np.repeat(shift, sizes)[taken], taken

@@ -125,34 +125,31 @@ class Keeper:
             KeeperError: the files are damaged, of another run, or of another state or other batches.
         """
         known = (self.folder / kept.FACTS).exists()
-        before: dict[str, Any] = kept.read_facts(self.folder / kept.FACTS) if known else {"run": kept.told(uuid.uuid4().hex)}
-        self._run, prints = before["run"], {path: kept.fingerprint(path) for path in self._files}
+        before: dict[str, Any] = kept.read_run(self.folder) if known else {"run": uuid.uuid4().hex}
+        prints = {path: kept.fingerprint(path) for path in self._files}
         changed = [path for path, x in prints.items() if before.get("files", {}).get(path, x) != x]
         if changed:
             raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
-        kept.in_step("facts")
+        self._run = kept.told(before["run"])  # once all processes have read
         if kept.writes():
             kept.write_facts(self.folder / kept.FACTS, {"run": self._run, **self._facts, "files": prints})
-        problem = None
-        for name in (kept.LAST, kept.BEFORE):
-            path = self.folder / name
-            if not path.exists():
-                continue
+        damaged: list[kept.DamagedError] = []
+        for path in filter(Path.exists, (self.folder / kept.LAST, self.folder / kept.BEFORE)):
             try:
                 (state, _), about = kept.read_checkpoint(path, state, self._run, self._loader)
+                break
             except kept.DamagedError as error:
-                problem = problem or error
-                continue
-            self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
-            if problem is not None:
-                self.notes.append(f"{problem} Resuming from the save before it, {name}.")
-            self._damaged = name == kept.BEFORE
-            if about["versions"] != (here := kept.versions()):
-                told = [", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], here)]
-                self.notes.append(f"saved with {told[0]}, resumed with {told[1]}: results may not be bitwise equal.")
+                damaged.append(error)
+        else:
+            if damaged:
+                raise damaged[0]
             return state
-        if problem is not None:
-            raise problem
+        self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
+        self.notes += [f"{error} Resuming from the save before it, {path.name}." for error in damaged]
+        self._damaged = path.name == kept.BEFORE
+        if about["versions"] != (here := kept.versions()):
+            told = [", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], here)]
+            self.notes.append(f"saved with {told[0]}, resumed with {told[1]}: results may not be bitwise equal.")
         return state
 
     def __iter__(self) -> Iterator[PyTree]:
@@ -265,13 +262,8 @@ class Keeper:
         return kept.restore_best(self.folder, like)
 
     def _write(self, name: str, tree: PyTree, *loaders: Loader) -> None:
-        about = {
-            "run": self._run,
-            "versions": kept.versions(),
-            "seconds": self.seconds,
-            "sums": self._sums,
-            "history": self.history,
-        }
+        about = {"run": self._run, "versions": kept.versions()}
+        about |= {"seconds": self.seconds, "sums": self._sums, "history": self.history}
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         # At the end of an epoch a run may go on with other batches, such as on more devices.
         positions: Any = [kept.NextEpoch(x) if self._place()[1] else x for x in loaders]

@@ -26,8 +26,15 @@ from cavs._interop.checkpoint import restore_checkpoint
 from cavs._readers.files import open_regular, read_whole, write_whole
 from cavs._readers.npz import stored_arrays
 
-FORMAT = 3
-# The errors of file systems without locks. There, as on Windows, folders are not locked.
+try:
+    import fcntl
+except ImportError:  # on Windows, where folders are not locked
+    fcntl = None
+
+FACTS, HISTORY, LAST, BEFORE, BEST = "model.json", "history.json", "last.npz", "last-before.npz", "best.npz"
+ABOUT = "[1]"  # the array of a checkpoint with its JSON
+FORMAT = 3  # of FACTS
+# The errors of file systems without locks, where folders are not locked either.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -47,31 +54,23 @@ def locked(folder: Path) -> Iterator[None]:
         KeeperError: another process trains in the folder.
         OSError: the folder is not writable.
     """
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _lock(descriptor, folder)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    with open(folder / ".lock", "a+", encoding="utf-8", errors="replace") as lock:
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            who = lock.read(200) or "another process"
+            raise KeeperError(f"{folder}: {who} is training in it. Wait until it ends, or choose another folder.") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
         for left in folder.glob(".*.tmp"):  # from a process that was killed during a save
             left.unlink(missing_ok=True)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        import fcntl  # not on Windows
-    except ImportError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        who = os.read(descriptor, 200).decode("utf-8", "replace") or "another process"
-        raise KeeperError(f"{folder}: {who} is training in it. Wait until it ends, or choose another folder.") from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
 
 
 def new_folder(path: str | os.PathLike[str]) -> Path:
@@ -96,25 +95,24 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
 
 
 def write_facts(path: Path, facts: dict[str, Any]) -> None:
-    """Writes facts as JSON, with the checksum that `read_facts` verifies."""
+    """Writes facts as JSON, with the checksum that `read_run` verifies."""
     facts = {"format": FORMAT, **facts}
     text = json.dumps(facts | {"sha256": _checksum(facts)}, ensure_ascii=False, indent=1)
     write_whole(path, text.encode("utf-8", "backslashreplace"))  # words may contain half a surrogate pair: `\ud800` in JSON
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """Reads what `write_facts` wrote.
+def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads the `facts` that a [`cavs.data.Keeper`][] was given, and its identifier of the run, `run`.
 
     Raises:
-        KeeperError: there is no such file, it is damaged, or another version of cavs wrote it.
+        KeeperError: the folder does not contain them, they are damaged, or another version of cavs wrote them.
         OSError: the file cannot be read.
     """
+    path = Path(folder) / FACTS
     try:
         facts = json.loads(read_whole(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise KeeperError(
-            f"{path.parent}: there is no {path.name} in it; expected a folder that training has written."
-        ) from None
+        raise KeeperError(f"{folder}: there is no {FACTS} in it; expected a folder that training has written.") from None
     except (ValueError, RecursionError) as error:
         raise KeeperError(f"{path}: {error}; expected JSON as cavs writes it.") from error
     if not isinstance(facts, dict) or facts.pop("format", None) != FORMAT:
@@ -126,10 +124,6 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def _checksum(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-FACTS, HISTORY, LAST, BEFORE, BEST = "model.json", "history.json", "last.npz", "last-before.npz", "best.npz"
-ABOUT = "[1]"  # the array of a checkpoint with its JSON
 
 
 class Evaluated(TypedDict):
@@ -162,16 +156,6 @@ class NextEpoch:
         return self._loader.state() | {"epoch": self._loader.epoch + 1, "batch": 0, "order": 0}
 
 
-def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the `facts` that a [`cavs.data.Keeper`][] was given, and its identifier of the run, `run`.
-
-    Raises:
-        KeeperError: the folder does not contain them, or they are damaged.
-        OSError: the file cannot be read.
-    """
-    return read_facts(Path(folder) / FACTS)
-
-
 def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
     """Reads what had the best score in the run of a [`cavs.data.Keeper`][].
 
@@ -184,7 +168,7 @@ def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
         OSError: the file cannot be read.
     """
     folder = Path(folder)
-    path, run = folder / BEST, read_facts(folder / FACTS)["run"]
+    path, run = folder / BEST, read_run(folder)["run"]
     if not path.exists():
         raise KeeperError(f"{folder}: there is no {BEST} in it; expected a run that has finished an epoch.")
     (found, _), _ = read_checkpoint(path, like, run)

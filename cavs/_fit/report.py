@@ -4,14 +4,14 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cavs._fit.evaluate import Sums
 from cavs._fit.kept import Evaluated
-from cavs._fit.labels import ConfusionMatrix, Found
+from cavs._fit.scores import ConfusionMatrix, Found
 from cavs._readers.files import write_whole
 from cavs._readers.source import printable
 
@@ -95,19 +95,20 @@ def print_scores(found: Mapping[str, Any], title: str = "", console: "Console | 
     console = console or Console(width=None if sys.stdout.isatty() else WIDTH_OF_PIPES)
     console.print(escape(title), style="bold", highlight=False, soft_wrap=True)
     facts = Table(show_header=False, box=None, pad_edge=False)
-    tables = []
+    tables = [facts]
     for name, value in found.items():
         if isinstance(value, ConfusionMatrix):
-            share = (
-                f"accuracy {100 * value.accuracy:.2f} % of {value.count:,}, most frequent label {100 * value.majority:.2f} %"
-            )
-            facts.add_row(name, f"{share}, macro F1 {100 * value.macro_f1:.2f}")
-            tables += [_table(name, value.found()), *_matrix(name, value)]
+            right = f"accuracy {100 * value.accuracy:.2f} % of {value.count:,}"
+            others = f"most frequent label {100 * value.majority:.2f} %, macro F1 {100 * value.macro_f1:.2f}"
+            facts.add_row(name, f"{right}, {others}")
+            tables.append(_scores_table(name, value.found()))
+            if len(value.labels) <= MOST_COLUMNS:
+                tables.append(_matrix_table(name, value))
         elif isinstance(value, Mapping):
-            tables.append(_table(name, value))
+            tables.append(_scores_table(name, value))
         else:
             facts.add_row(name, escape(shown(value)))
-    for table in (facts, *tables):
+    for table in tables:
         console.print(table, highlight=False)
 
 
@@ -118,31 +119,28 @@ def shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
-def _table(title: str, found: Mapping[str, Found]) -> "Table":
+def _scores_table(title: str, found: Mapping[str, Found]) -> "Table":
+    of = {name: ((x.true, x.predicted), (x.precision, x.recall, x.f1)) for name, x in found.items()}
+    rows = [(name, *map(str, counts), *(f"{100 * share:.1f}" for share in shares)) for name, (counts, shares) in of.items()]
+    return _table(title, ("count", "predicted", "precision", "recall", "F1"), rows)
+
+
+def _matrix_table(title: str, matrix: ConfusionMatrix) -> "Table":
+    short = all(len(printable(label)) <= 6 for label in matrix.labels)  # longer ones are numbered
+    names = matrix.labels if short else [f"{i + 1} {label}" for i, label in enumerate(matrix.labels)]
+    rows = [(name, *map(str, counts)) for name, counts in zip(names, matrix.counts.tolist(), strict=True)]
+    columns = [name if short else name.split()[0] for name in names]
+    return _table(f"{title}: true (rows), predicted (columns)", columns, rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+    """Builds a table of numbers, whose first column, without a title, has names."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("", "count", "predicted", "precision", "recall", "F1"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, x in found.items():
-        shares = (f"{100 * share:.1f}" for share in (x.precision, x.recall, x.f1))
-        table.add_row(escape(printable(name)), str(x.true), str(x.predicted), *shares)
-    return table
-
-
-def _matrix(title: str, matrix: ConfusionMatrix) -> "list[Table]":
-    from rich.markup import escape
-    from rich.table import Table
-
-    if len(matrix.labels) > MOST_COLUMNS:
-        return []
-    names = [escape(printable(label)) for label in matrix.labels]
-    short = all(len(name) <= 6 for name in names)  # longer ones are numbered
-    columns = names if short else [str(i + 1) for i in range(len(names))]
-    table = Table(title=f"{title}: true (rows), predicted (columns)", title_justify="left", title_style="bold")
     for column in ("", *columns):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for i, name in enumerate(names):
-        table.add_row(name if short else f"{i + 1} {name}", *map(str, matrix.counts[i].tolist()))
-    return [table]
+        table.add_column(escape(printable(column)), justify="right" if column else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(printable(cell)) for cell in row))
+    return table

@@ -15,19 +15,21 @@ from cavs._fit.kept import (
     read_run as read_run,
     restore_best as restore_best,
 )
-from cavs._fit.labels import (
-    ConfusionMatrix as ConfusionMatrix,
-    Found as Found,
-    is_tagging as is_tagging,
-    span_scores as span_scores,
-)
-from cavs._fit.numbers import Errors as Errors, bleu as bleu, errors as errors
 from cavs._fit.report import (
     draw_history as draw_history,
     json_of as json_of,
     print_scores as print_scores,
     shown as shown,
     write_figure as write_figure,
+)
+from cavs._fit.scores import (
+    ConfusionMatrix as ConfusionMatrix,
+    Errors as Errors,
+    Found as Found,
+    bleu as bleu,
+    errors as errors,
+    is_tagging as is_tagging,
+    span_scores as span_scores,
 )
 from cavs._fit.softmax import softmax_loss as softmax_loss
 from cavs._fit.texts import (

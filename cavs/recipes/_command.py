@@ -1,34 +1,26 @@
 """The commands `train`, `tune`, `predict`, `evaluate` and `inspect`, for one recipe or for those that `--task` names."""
 
-import argparse
 import contextlib
+import functools
 import importlib
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 
 import cavs
-from cavs.recipes import _report as report
-from cavs.recipes._files import check_picture, draw, given_file, guess_task, opened
-from cavs.recipes._machine import connected
-from cavs.recipes._options import Mistake, Parser, add_options, check_file, read_toml, suggestion
+from cavs.recipes._files import draw, given_file, guess_task, written
+from cavs.recipes._options import Mistake, Parser, add_options, check_file, converted, kinds_of, read_toml, suggestion
 from cavs.recipes._recipe import Recipe
-from cavs.recipes._train import absolute, saved, train, tune
+from cavs.recipes._report import out_of_memory
+from cavs.recipes._train import saved, train, tune
 
-# The class of each task, and the other names of a task.
-TASKS = {
-    "trees": "Trees",
-    "tagging": "Tagging",
-    "language_model": "LanguageModel",
-    "translation": "Translation",
-    "regression": "Regression",
-    "netlists": "Netlists",
-}
+TASKS = ("trees", "tagging", "language_model", "translation", "regression", "netlists")
 ALIASES = {
     **dict.fromkeys(("classify", "sentiment", "dag"), "trees"),
     **dict.fromkeys(("tag", "pos", "ner"), "tagging"),
@@ -36,9 +28,14 @@ ALIASES = {
 }
 # Errors of the user, whose message is enough.
 ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError, cavs.vertex_programs.ProgramError)
-COMMANDS = ("train", "tune", "predict", "evaluate", "inspect")
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": ".6g", "probability": ".4f", "log_probability": ".3f", "perplexity": ".2f"}
+PICTURES = (".png", ".pdf", ".svg")
+HEARTBEAT = 20  # seconds without an answer after which a process counts as dead
+MSG_DISTRIBUTED = (
+    "--distributed: got {!r}; expected HOST:PORT,N,I: the address of process 0, the number of processes, and the number of "
+    "this one from 0, such as --distributed node1:1234,2,0; or auto, in a cluster that JAX knows, such as Slurm."
+)
 FILES = """files of graphs, by the end of the name, optionally followed by .gz:
   .txt .ptb .trees .mrg  bracketed trees with a label at each vertex: (3 (2 not) (1 (1 bad) (2 .)))
   .conllu                dependency trees; the label of a word is its part of speech
@@ -49,25 +46,27 @@ tagged sentences (--task tagging): .conllu; one word per line, blank lines betwe
 sentence pairs (--task translation): source TAB target, or source ||| target
 text (--task language_model): one sentence per line
 """
-TRAIN = """examples:
+EPILOGS = {
+    "train": f"""examples:
   cavs train                                          a Tree-LSTM on the reviews shipped with cavs; under a minute
   cavs train train.txt --dev dev.txt --test test.txt  your own trees
   cavs train --task tagging ner.txt                   entities (O, B-PER, I-PER, ...), scored by F1
   cavs train --resume runs/reviews --epochs 40        train longer; the result is bitwise that of a run without a stop
   cavs train --config my.toml --seed 2                options from a file: train = "trees.txt", hidden = 200, ...
-  cavs train --task tagging --help                    the options of a task: {}
+  cavs train --task tagging --help                    the options of a task: {", ".join(TASKS)}
 
 Ctrl-C (or SIGTERM) stops after the current step, saves, and prints the command that resumes.
 
-"""
-TUNE = """examples:
+""",
+    "tune": """examples:
   cavs tune --hidden 512 --batch 64                   the kernels of `cavs train --hidden 512 --batch 64`
   cavs tune --task lm sentences.txt --hidden 256
 
 Times layouts of the persistent kernels on this GPU, for a batch of `cavs train` with the same options. Prints them, and keeps
 the fastest for all later runs. Options that change neither data, model nor batches have no effect.
 
-"""
+""",
+}
 
 
 def find_recipe(name: str) -> type[Recipe]:
@@ -76,7 +75,7 @@ def find_recipe(name: str) -> type[Recipe]:
     if task not in TASKS:
         names = (*TASKS, *ALIASES)
         raise Mistake(f"--task: got {name!r}; expected one of {', '.join(names)}. {suggestion(name, names)}".rstrip())
-    return getattr(importlib.import_module(f"cavs.recipes.{task}"), TASKS[task])
+    return getattr(importlib.import_module(f"cavs.recipes.{task}"), task.title().replace("_", ""))  # such as LanguageModel
 
 
 def main(kind: type[Recipe], arguments: Sequence[str] | None = None) -> NoReturn:
@@ -94,9 +93,7 @@ def main(kind: type[Recipe], arguments: Sequence[str] | None = None) -> NoReturn
 def run(command: str, words: list[str], kind: type[Recipe] | None, program: str) -> int:
     """Runs a command, and prints its errors in one line. Returns the exit code."""
     try:
-        if command in ("train", "tune"):
-            return _train(words, kind, program, command)
-        return {"predict": _predict, "evaluate": _evaluate, "inspect": _inspect}[command](words, kind, program)
+        return COMMANDS[command](words, kind, program)
     except ERRORS as error:
         text, code = str(error), getattr(error, "code", 2)
     except FileNotFoundError as error:
@@ -107,7 +104,7 @@ def run(command: str, words: list[str], kind: type[Recipe] | None, program: str)
     except OSError as error:
         text, code = f"{error.filename or 'a file'} cannot be read or written ({error.strerror or error}).", 1
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not report.out_of_memory(error):
+        if not out_of_memory(error):
             raise
         text, code = "out of memory. Read a smaller file, or lower --batch or --hidden.", 1
     except (RuntimeError, AssertionError):
@@ -127,16 +124,40 @@ def _jax_starts() -> bool:
     return False
 
 
-def _parser(command: str, program: str, epilog: str = "") -> Parser:
-    raw = argparse.RawDescriptionHelpFormatter
-    return Parser(prog=f"{program} {command}", epilog=epilog, formatter_class=raw, argument_default=argparse.SUPPRESS)
-
-
-def train_parser(kind: type[Recipe], program: str, command: str) -> Parser:
-    """The parser of `cavs train` for a recipe, or of `cavs tune`, which takes the same options."""
-    parser = _parser(command, program, (TUNE if command == "tune" else TRAIN.format(", ".join(TASKS))) + FILES)
-    parser.add_argument("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default trees); also {', '.join(ALIASES)}")
+def _train(words: list[str], kind: type[Recipe] | None, program: str, command: str) -> int:
+    prog = f"{program} {command}"
+    shared = _shared_parser(prog)
+    known, others = shared.parse_known_args(words)
+    settings = {} if known.config is None else read_toml(known.config)
+    folder = None if known.resume is None else _resumed(known.resume, known.out)
+    if kind is None:
+        task = known.task or settings.get("task") or (cavs.data.read_run(folder)["task"] if folder else "trees")
+        kind = find_recipe(str(task))
+        if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in others):
+            kind = find_recipe("netlists")
+    given = converted(settings, kinds_of(kind.Options) | {"out": str, "task": str}, f"--config: {known.config}")
+    out = known.out or given.get("out")
+    parser = Parser(prog, EPILOGS[command] + FILES, parents=[shared])
     add_options(parser, kind.Options)
+    given = {name: x for name, x in (given | vars(parser.parse_args(words))).items() if name not in vars(known)}
+    if files := (*given.pop("data", ()), *given.get("train", ())):
+        given["train"] = files
+    if known.distributed is not None:
+        given["devices"] = 0
+    cavs.data.keep_host_memory()
+    cavs.data.compile_quickly()
+    cavs.data.cache_compiled()
+    with connected(known.distributed):
+        options = kind.Options(**given).checked() if folder is None else saved(folder, kind, given)
+        if command == "tune":
+            return tune(kind, options)
+        return train(kind, options, out if folder is None else None, folder, program)
+
+
+def _shared_parser(prog: str) -> Parser:
+    """The parser of the options of `cavs train` and `cavs tune` that do not depend on the recipe."""
+    parser = Parser(prog, add_help=False, argument_default=None)
+    parser.add_argument("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default trees); also {', '.join(ALIASES)}")
     parser.add_argument("--config", metavar="FILE", help="read options from a TOML file; the command line overrides them")
     parser.add_argument("--out", metavar="DIR", help="folder of the checkpoints and the curve (default: a new one under runs/)")
     told = "resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches"
@@ -146,44 +167,37 @@ def train_parser(kind: type[Recipe], program: str, command: str) -> Parser:
     return parser
 
 
-def _train(words: list[str], kind: type[Recipe] | None, program: str, command: str) -> int:
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--task")
-    first.add_argument("--config")
-    first.add_argument("--out")
-    first.add_argument("--resume", nargs="?", const="")
-    known, others = first.parse_known_args(words)
-    settings = {} if known.config is None else read_toml(known.config, None)
-    folder = None if known.resume is None else _resumed(known.resume, known.out)
-    if kind is None:
-        task = known.task or settings.get("task") or (cavs.data.read_run(folder)["task"] if folder else "trees")
-        kind = find_recipe(str(task))
-        if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in others):
-            kind = find_recipe("netlists")
-    settings = {} if known.config is None else read_toml(known.config, kind.Options)
-    given: dict[str, Any] = settings | vars(train_parser(kind, program, command).parse_args(words))
-    files = [*given.pop("data", ()), *given.get("train", ())]
-    given |= {"train": tuple(files)} if files else {}
-    out, distributed = given.pop("out", None), given.pop("distributed", None)
-    for name in ("task", "config", "resume"):
-        given.pop(name, None)
-    cavs.data.keep_host_memory()
-    cavs.data.compile_quickly()
-    cavs.data.cache_compiled()
-    given |= {} if distributed is None else {"devices": 0}
-    with connected(distributed):
-        options = kind.Options(**absolute(given)).checked() if folder is None else saved(folder, kind, given)
-        if command == "tune":
-            return tune(kind, options)
-        return train(kind, options, out if folder is None else None, folder, program)
+@contextlib.contextmanager
+def connected(to: str | None) -> Iterator[None]:
+    """A context in which JAX knows the devices of all processes of a run. It must begin before JAX is used.
+
+    If an error ends the context, the process ends at once: JAX would wait for processes that may no longer exist. Raises a
+    `Mistake` if `to` is not an address, or JAX cannot connect to it.
+    """
+    if to is None:
+        yield
+        return
+    found = re.fullmatch(r"([^,]*:[^,]*),(\d+),(\d+)", to)
+    if to != "auto" and (found is None or int(found[3]) >= int(found[2])):
+        raise Mistake(MSG_DISTRIBUTED.format(to))
+    address: Any = () if found is None else (found[1], int(found[2]), int(found[3]))
+    try:
+        jax.distributed.initialize(*address, heartbeat_timeout_seconds=HEARTBEAT)
+    except (ValueError, RuntimeError) as error:
+        raise Mistake(f"{MSG_DISTRIBUTED.format(to)} {error}") from error
+    try:
+        yield
+    except Mistake as error:
+        print(f"cavs train: {error}", file=sys.stderr, flush=True)
+        os._exit(error.code)
 
 
 def _resumed(resume: str, out: str | None) -> Path:
     """The folder of the run to resume: `resume`, or `out`, or the most recently trained one under `runs/`."""
-    found = sorted(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime)
-    if not (resume or out or found):
+    latest = max(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime, default=None)
+    if (found := resume or out or latest) is None:
         raise Mistake("--resume: got no folder, and there is no run under runs/. Write --resume DIR.")
-    return _folder_of_run("--resume", resume or out or found[-1].parent)
+    return _folder_of_run("--resume", found)
 
 
 def _folder_of_run(argument: str, given: str | os.PathLike[str]) -> Path:
@@ -192,14 +206,6 @@ def _folder_of_run(argument: str, given: str | os.PathLike[str]) -> Path:
     if not (folder / "model.json").exists():
         raise Mistake(f"{argument}: got {given}; expected the folder of a run, as `cavs train --out DIR` writes it.")
     return folder
-
-
-def load(given: str, kind: type[Recipe] | None) -> tuple[Recipe, Any]:
-    """The recipe and the best parameters of a run, for a command that ends after its work."""
-    cavs.data.compile_quickly()
-    cavs.data.cache_compiled()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # taking most of a GPU's memory takes 1.8 s on an H200
-    return load_run(_folder_of_run("CHECKPOINT", given), kind)
 
 
 def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -> tuple[Recipe, Any]:
@@ -235,17 +241,8 @@ def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -
     return recipe, cavs.data.restore_best(where, like)
 
 
-def _read_parser(command: str, program: str) -> Parser:
-    parser = _parser(command, program, FILES)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="the folder that cavs train wrote")
-    parser.add_argument("file", metavar="FILE", help="the samples; - reads standard input")
-    parser.add_argument("--json", action="store_true", default=False, help="write JSON")
-    return parser
-
-
 def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
-    parser = _read_parser("predict", program)
-    parser.add_argument("--out", metavar="FILE", default=None, help="write to this file instead of the terminal")
+    parser = _parser_of_run(f"{program} predict", "write to this file instead of the terminal")
     for name, told in (
         ("vertices", "a line for every vertex or word, not only for graphs"),
         ("probabilities", "the probabilities of all labels"),
@@ -253,40 +250,40 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     ):
         parser.add_argument(f"--{name}", action="store_true", default=False, help=told)
     given = parser.parse_args(words)
-    recipe, params = load(given.checkpoint, kind)
+    recipe, params = _load(given.checkpoint, kind)
     with given_file(given.file) as path:
-        lines = recipe.predict(params, path, given.vertices, given.probabilities)
-        first = next(lines, {})
-        with opened(given.out) as file:
-            if not (given.json or given.no_header):
-                print(*map(cavs.io.printable, _columns(first)), sep="\t", file=file)
-            for line in (first, *lines) if first else ():
-                print(json.dumps(cavs.data.json_of(line)) if given.json else _cells(line), file=file)
-            file.flush()
+        found = recipe.predict(params, path, given.vertices, given.probabilities)
+        lines = (json.dumps(cavs.data.json_of(x)) for x in found) if given.json else _table(found, not given.no_header)
+        if given.out is None:
+            for line in lines:
+                print(line)
+            sys.stdout.flush()
+        else:
+            text = "".join(f"{line}\n" for line in lines)
+            with written(given.out):
+                Path(given.out).write_text(text, encoding="utf-8")
     return 0
 
 
-def _columns(line: dict[str, Any]) -> list[str]:
-    return [name for name in line if name != "probabilities"] + [f"p({label})" for label in line.get("probabilities", ())]
-
-
-def _cells(line: dict[str, Any]) -> str:
-    cells = [format(x, DIGITS[name]) if name in DIGITS and isinstance(x, float) else str(x) for name, x in line.items()]
-    if "probabilities" in line:
-        cells = [*cells[:-1], *(format(p, DIGITS["probability"]) for p in line["probabilities"].values())]
-    return "\t".join(map(cavs.io.printable, cells))
+def _table(lines: Iterable[dict[str, Any]], header: bool) -> Iterator[str]:
+    """Yields lines of cells, with tabs between them."""
+    for number, line in enumerate(lines):
+        each = line.pop("probabilities", {})
+        if header and not number:
+            yield "\t".join(map(cavs.io.printable, (*line, *(f"p({label})" for label in each))))
+        cells = (format(x, DIGITS[name]) if name in DIGITS and isinstance(x, float) else str(x) for name, x in line.items())
+        yield "\t".join(map(cavs.io.printable, (*cells, *(format(p, DIGITS["probability"]) for p in each.values()))))
 
 
 def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
-    parser = _read_parser("evaluate", program)
-    parser.add_argument("--out", metavar="FILE", default=None, help="write a picture of the scores (.png, .pdf, .svg)")
-    given = parser.parse_args(words)
-    check_picture(given.out)
-    recipe, params = load(given.checkpoint, kind)
+    given = _parser_of_run(f"{program} evaluate", "write a picture of the scores (.png, .pdf, .svg)").parse_args(words)
+    if given.out is not None and (Path(given.out).suffix.lower() not in PICTURES or Path(given.out).is_dir()):
+        raise Mistake(f"--out: got {given.out}; expected a name that ends in {', '.join(PICTURES)}.")
+    recipe, params = _load(given.checkpoint, kind)
     with given_file(given.file) as path:
         found = recipe.evaluate(params, path)
         if given.out is not None:
-            draw(Path(given.out), recipe, params, path, found)
+            draw(given.out, recipe, params, path, found)
     if given.json:
         values = {"task": recipe.name, "checkpoint": given.checkpoint, "file": given.file, **found}
         print(json.dumps(cavs.data.json_of(values), ensure_ascii=True, indent=1, allow_nan=False))
@@ -295,8 +292,26 @@ def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     return 0
 
 
+def _parser_of_run(prog: str, out: str) -> Parser:
+    """The parser of a command that reads a run and a file; `out` is the help of `--out`."""
+    parser = Parser(prog, FILES)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="the folder that cavs train wrote")
+    parser.add_argument("file", metavar="FILE", help="the samples; - reads standard input")
+    parser.add_argument("--json", action="store_true", default=False, help="write JSON")
+    parser.add_argument("--out", metavar="FILE", default=None, help=out)
+    return parser
+
+
+def _load(folder: str, kind: type[Recipe] | None) -> tuple[Recipe, Any]:
+    """The recipe and the best parameters of a run, for a command that ends after its work."""
+    cavs.data.compile_quickly()
+    cavs.data.cache_compiled()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # taking most of a GPU's memory takes 1.8 s on an H200
+    return load_run(_folder_of_run("CHECKPOINT", folder), kind)
+
+
 def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
-    parser = _parser("inspect", program, FILES)
+    parser = Parser(f"{program} inspect", FILES)
     parser.add_argument("file", metavar="FILE", help="graphs, tagged sentences, text, or sentence pairs")
     parser.add_argument("--task", metavar="NAME", default=None, help="what the file is for (default: as its content suggests)")
     parser.add_argument("--batch", type=int, metavar="N", default=64, help="graphs per batch (default 64)")
@@ -309,3 +324,7 @@ def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     except ValueError as error:
         raise Mistake(str(error)) from error
     return 0
+
+
+COMMANDS = {name: functools.partial(_train, command=name) for name in EPILOGS}
+COMMANDS |= {"predict": _predict, "evaluate": _evaluate, "inspect": _inspect}

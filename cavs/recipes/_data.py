@@ -46,10 +46,9 @@ def read_parts(kind: Any, options: RunOptions, read: Callable[[str, str], Any]) 
     """
     if not options.train:
         raise Mistake(f"FILE: got nothing; expected {kind.needs}. Write: cavs train --task {kind.name} FILE")
-    paths = {"train": options.train, **{name: (path,) for name in ("dev", "test") if (path := getattr(options, name))}}
-    for name, some in paths.items():
-        for path in some:
-            check_file(name, path)
+    paths = {"train": options.train} | {name: (path,) for name in ("dev", "test") if (path := getattr(options, name))}
+    for name, path in ((name, path) for name, some in paths.items() for path in some):
+        check_file(name, path)
     parts = {name: jax.tree.map(_joined, *(read(path, name) for path in some)) for name, some in paths.items()}
     if "dev" in parts:
         return parts
@@ -67,21 +66,18 @@ def _joined(*read: cavs.Graphs) -> cavs.Graphs:
     """Several files as one. Words and labels are numbered anew."""
     if len(read) == 1:
         return read[0]
-    labels = cavs.data.label_names(read)
-    every = [cavs.data.with_labels(graphs, labels) if graphs.label_names is not None else graphs for graphs in read]
     try:
-        return cavs.Graphs.concat(dataclasses.replace(g, kind=None, kind_names=None) for g in every)
+        return cavs.Graphs.concat(graphs.replace(kind=None, kind_names=None) for graphs in read)
     except ValueError as error:
         raise Mistake(f"FILE: {error}") from error
 
 
 def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple[str, ...]:
     """Returns notes about labels that occur in another part but not in "train"."""
-    notes, seen = [], parts["train"].label
+    notes = []
     for name, graphs in parts.items():
-        found = np.setdiff1d(graphs.label[graphs.label >= 0], seen) if graphs.label is not None and seen is not None else []
-        unseen = [repr(labels[i]) for i in found]
-        if unseen and name != "train":
+        unseen = [repr(labels[i]) for i in np.setdiff1d(graphs.label[graphs.label >= 0], parts["train"].label)]
+        if unseen:
             more = ", ..." if len(unseen) > 5 else ""
             notes.append(f"--{name}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}")
     return tuple(notes)
@@ -99,16 +95,15 @@ def vocabulary(
     if path is None:
         return words, None
     check_file("embeddings", path)
-    known = set(words)
-    extra = [w for name, g in parts.items() if name != "train" for w in g.vocab or () if w not in known]
-    wanted = [*dict.fromkeys((*words, *extra))]
+    known, others = set(words), (word for name, graphs in parts.items() if name != "train" for word in graphs.vocab or ())
+    wanted = [*dict.fromkeys((*words, *others))]
     vectors = cavs.io.read_vectors(path, wanted)
-    keep = np.array([w in known for w in wanted]) | vectors.found
     size = vectors.rows.shape[1]
     if options.embedding_size not in (None, size):
         got = f"--embedding-size: got {options.embedding_size}; expected {size}"
         raise Mistake(f"{got}, the size of the vectors in {path}.")
-    words = [w for w, k in zip(wanted, keep.tolist(), strict=True) if k]
+    keep = vectors.found | np.array([word in known for word in wanted])
+    words = [word for word, kept in zip(wanted, keep.tolist(), strict=True) if kept]
     return words, cavs.io.Vectors(vectors.found[keep], vectors.rows[keep])
 
 

@@ -1,27 +1,19 @@
 """The files that commands read and write: standard input, outputs, pictures, and which task a file is for."""
 
 import contextlib
-import io
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import cavs
 from cavs.recipes._options import Mistake, check_file
 from cavs.recipes._recipe import Recipe
 
-PICTURES = (".png", ".pdf", ".svg")
 
-
-def check_picture(out: str | None) -> None:
-    if out is not None and (Path(out).suffix.lower() not in PICTURES or Path(out).is_dir()):
-        raise Mistake(f"--out: got {out}; expected a name that ends in {', '.join(PICTURES)}.")
-
-
-def draw(out: Path, recipe: Recipe, params: Any, path: str, found: dict[str, Any]) -> None:
+def draw(out: str, recipe: Recipe, params: Any, path: str, found: dict[str, Any]) -> None:
     from matplotlib.figure import Figure  # needs no display
 
     draws: list[Callable[[Any], None]] = [x.draw for x in found.values() if isinstance(x, cavs.data.ConfusionMatrix)]
@@ -29,8 +21,15 @@ def draw(out: Path, recipe: Recipe, params: Any, path: str, found: dict[str, Any
     figure = Figure(figsize=(6 * len(draws), 5.4), layout="constrained")
     for i, draw in enumerate(draws):
         draw(figure.add_subplot(1, len(draws), i + 1))
-    try:
+    with written(out):
         cavs.data.write_figure(figure, out)
+
+
+@contextlib.contextmanager
+def written(out: str) -> Iterator[None]:
+    """A context that writes the file of `--out`, and whose errors name it."""
+    try:
+        yield
     except OSError as error:
         raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error
 
@@ -61,8 +60,9 @@ def given_file(path: str) -> Iterator[str]:
         yield path
         return
     data = sys.stdin.buffer.read()
-    first = data[:4096].decode("utf-8", "replace").lstrip().split("\n")[0]
-    bench = first.startswith(("#", "INPUT(", "OUTPUT(")) and "|" not in first
+    lines = data[: 1 << 16].decode("utf-8", "replace").split("\n")
+    first = next((line.lstrip() for line in lines if line.strip() and line[0] != "#"), "")  # netlists and .conllu have comments
+    bench = first.startswith(("INPUT(", "OUTPUT("))
     suffix = ".jsonl" if first[:1] == "{" else ".bench" if bench else ".conllu" if first.count("\t") == 9 else ".txt"
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / f"input{suffix}"
@@ -71,17 +71,3 @@ def given_file(path: str) -> Iterator[str]:
             yield str(copy)
         except (Mistake, cavs.io.FormatError) as error:
             raise Mistake(str(error).replace(str(copy), "standard input")) from error
-
-
-@contextlib.contextmanager
-def opened(out: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that is written when it is complete."""
-    if out is None:
-        yield sys.stdout
-        return
-    text = io.StringIO()
-    yield text
-    try:
-        Path(out).write_text(text.getvalue(), encoding="utf-8")
-    except OSError as error:
-        raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error

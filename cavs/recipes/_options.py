@@ -8,9 +8,9 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self
 
 LARGEST = 2**31 - 1
 # The options that `--resume` may change. The others determine the data, the model, or the order of the batches.
@@ -18,7 +18,7 @@ RESUMABLE = (
     *("epochs", "max_steps", "patience", "save_every", "memory", "devices", "tune", "log"),
     *("lr", "embedding_lr", "schedule", "warmup", "weight_decay", "clip", "dropout"),
 )
-T = TypeVar("T", bound="RunOptions")
+PATHS = ("dev", "test", "embeddings")  # and `train`, which is a tuple
 
 
 class Mistake(ValueError):
@@ -32,7 +32,7 @@ class Mistake(ValueError):
 def option(
     default: Any, help: str, *, least: float | None = None, most: float = LARGEST, choices: tuple[str | None, ...] = ()
 ) -> Any:
-    """Declares a field of `RunOptions`.
+    """Declares a field of `RunOptions`. To change only the default in a subclass, write `hidden: int = 256`.
 
     Args:
         default: the default.
@@ -57,7 +57,7 @@ class RunOptions:
     dropout: float = option(0.2, "dropout of inputs and before the last layer", least=0, most=0.999)
     min_count: int = option(1, "rarer words become <unk>", least=1)
     vocab_size: int = option(0, "keep the N most frequent words; 0: all", least=0)
-    batch: int = option(20, "samples per step", least=1)
+    batch: int = option(20, "graphs, sentences or pairs per step", least=1)
     epochs: int = option(20, "passes over the data", least=1)
     max_steps: int = option(0, "stop after N steps in all; 0: after --epochs", least=0)
     patience: int = option(0, "stop after N epochs without a better score; 0 never stops early", least=0)
@@ -81,25 +81,34 @@ class RunOptions:
     tune: float = option(10.0, "seconds in which the first step tunes its kernels on a new GPU; 0: never", least=0)
     log: str = option("none", "write loss and speed to log.jsonl, or also event files", choices=("none", "json", "tensorboard"))
 
-    def checked(self: T) -> T:
-        """Returns the options. Raises a `Mistake` that names the flag if a value is out of range."""
+    def __init_subclass__(cls) -> None:
+        for name, field in cls.__dataclass_fields__.items():
+            if name in vars(cls) and not isinstance(vars(cls)[name], dataclasses.Field):  # a default alone
+                setattr(cls, name, dataclasses.field(default=vars(cls)[name], metadata=field.metadata))
+
+    def checked(self) -> Self:
+        """Returns the options, with absolute paths. Raises a `Mistake` that names the flag if a value is out of range."""
         for field in dataclasses.fields(self):
-            value, about = getattr(self, field.name), field.metadata
+            name, value, about = flag(field.name), getattr(self, field.name), field.metadata
             if about["choices"] and value not in about["choices"]:
-                raise Mistake(
-                    f"{flag(field.name)}: got {value!r}; expected one of {', '.join(filter(None, about['choices']))}."
-                )
+                raise Mistake(f"{name}: got {value!r}; expected one of {', '.join(filter(None, about['choices']))}.")
             least, most = about["least"], about["most"]
             if value is not None and least is not None and not least <= value <= most:
-                raise Mistake(f"{flag(field.name)}: got {value!r}; expected a number from {least:g} to {most:g}.")
-        return self
+                raise Mistake(f"{name}: got {value!r}; expected a number from {least:g} to {most:g}.")
+        # A run may be resumed from another directory.
+        paths = {name: os.path.abspath(path) for name in PATHS if (path := getattr(self, name, None))}
+        return dataclasses.replace(self, train=tuple(map(os.path.abspath, self.train)), **paths)
+
+    def files(self) -> list[str]:
+        """Returns the paths of all files of data."""
+        return [*self.train, *(path for name in PATHS if (path := getattr(self, name, None)))]
 
     def as_json(self) -> dict[str, Any]:
         """The options as a dict for JSON."""
-        return {name: list(x) if isinstance(x, tuple) else x for name, x in dataclasses.asdict(self).items()}
+        return dataclasses.asdict(self) | {"train": [*self.train]}
 
     @classmethod
-    def from_json(cls: type[T], values: object, where: str = "options") -> T:
+    def from_json(cls, values: object, where: str = "options") -> Self:
         """Restores and checks what `as_json` returned. Raises a `Mistake` that names the field.
 
         Options of `RESUMABLE` may be missing, as an earlier version may have had fewer: they take their defaults.
@@ -107,29 +116,34 @@ class RunOptions:
         kinds = kinds_of(cls)
         if not isinstance(values, dict) or not kinds.keys() - {*RESUMABLE} <= values.keys() <= kinds.keys():
             raise Mistake(f"{where}: got {values!r:.60}; expected a dict of the options {', '.join(kinds)}.")
-        return cls(**{name: converted(kinds[name], value, f"{where}: {name}") for name, value in values.items()}).checked()
+        return cls(**converted(values, kinds, where)).checked()
 
 
 def kinds_of(options: type[RunOptions]) -> dict[str, type]:
     """The type of each option: `str`, `int`, `float`, or `tuple` of paths; without `None`."""
+    hints = typing.get_type_hints(options).items()
+    plain = {name: typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint for name, hint in hints}
+    return {name: typing.get_origin(hint) or hint for name, hint in plain.items()}
+
+
+def converted(values: Mapping[str, Any], kinds: Mapping[str, type], where: str) -> dict[str, Any]:
+    """Converts values of TOML or JSON to the types of options. Raises a `Mistake` for an unknown option or another type."""
     found = {}
-    for name, kind in typing.get_type_hints(options).items():
-        some = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-        found[name] = next(typing.get_origin(k) or k for k in some if k is not type(None))
+    for name, value in values.items():
+        if name not in kinds:
+            hint = suggestion(name, kinds)
+            raise Mistake(f"{where}: got {name!r}; expected the name of an option of `cavs train`. {hint}".strip())
+        kind = kinds[name]
+        if value is None or type(value) is kind:
+            found[name] = value
+        elif (kind is float and type(value) is int) or (kind is str and type(value) in (int, float)):  # memory = 0.5
+            found[name] = kind(value)
+        elif kind is tuple and isinstance(value, str | list) and all(isinstance(x, str) for x in value):
+            found[name] = (value,) if isinstance(value, str) else tuple(value)
+        else:
+            expected = "str" if kind is tuple else kind.__name__
+            raise Mistake(f"{where}: {name}: got {value!r}; expected a value of type {expected}.")
     return found
-
-
-def converted(kind: type, value: Any, where: str) -> Any:
-    """A value of TOML or JSON as that of an option. Raises a `Mistake` if it has another type."""
-    if value is None or type(value) is kind:
-        return value
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is str and type(value) in (int, float):  # memory = 0.5
-        return str(value)
-    if kind is tuple and isinstance(value, str | list) and all(isinstance(x, str) for x in value):
-        return (value,) if isinstance(value, str) else tuple(value)
-    raise Mistake(f"{where}: got {value!r}; expected a value of type {'str' if kind is tuple else kind.__name__}.")
 
 
 def flag(name: str) -> str:
@@ -154,56 +168,40 @@ def check_file(name: str, path: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` that suggests options and commands for misspelled ones."""
+    """An `argparse.ArgumentParser` that suggests words for misspelled ones. Options that are not given are absent."""
+
+    def __init__(self, prog: str, epilog: str = "", argument_default: Any = argparse.SUPPRESS, **how: Any):
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=prog, epilog=epilog, formatter_class=raw, argument_default=argument_default, **how)
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage, the message, and a suggestion, and exits with code 2."""
-        wrong = re.findall(r"--[\w-]+", message) if message.startswith("unrecog") else re.findall(r"choice: '(\S+)'", message)
-        of = re.match(r"argument (\S+): invalid choice", message)
-        known = [name for action in self._actions for name in action.option_strings]
-        if of:
-            known = [x for action in self._actions if "/".join(action.option_strings) == of[1] for x in action.choices or ()]
-        hints = [suggestion(name, map(str, known)) for name in wrong]
-        super().error(" ".join([f"{message}.", *filter(None, hints)]))
+        known = [str(word) for action in self._actions for word in (*action.option_strings, *(action.choices or ()))]
+        wrong = [word for word in re.findall(r"--[\w-]+|(?<=choice: ')\S+(?=')", message) if word not in known]
+        super().error(" ".join([f"{message}.", *filter(None, (suggestion(word, known) for word in wrong))]))
 
 
-def add_options(parser: argparse.ArgumentParser, options: type[RunOptions]) -> None:
-    """Adds the options of a recipe. Those that are not given are absent from the result."""
+def add_options(parser: Parser, options: type[RunOptions]) -> None:
+    """Adds the options of a recipe."""
     kinds = kinds_of(options)
     for field in dataclasses.fields(options):
-        about, kind = field.metadata, kinds[field.name]
-        text = about["help"].replace("%", "%%")
-        if field.name == "train":
-            parser.add_argument("train", nargs="*", metavar="FILE", help=text, default=argparse.SUPPRESS)
-            parser.add_argument("--data", nargs="+", metavar="FILE", help="the same", default=argparse.SUPPRESS)
+        name, kind, text = field.name, kinds[field.name], field.metadata["help"].replace("%", "%%")
+        if name == "train":
+            parser.add_argument("train", nargs="*", metavar="FILE", help=text)
+            parser.add_argument("--data", nargs="+", metavar="FILE", help="the same")
             continue
-        if "default" not in text:
-            text += f" (default {field.default})"
-        words = tuple(filter(None, about["choices"]))
-        metavar = "FILE" if field.name in ("dev", "test", "embeddings") else "X" if kind is str else "N"
-        more: dict[str, Any] = {"choices": words} if words else {"metavar": metavar}
-        parser.add_argument(flag(field.name), dest=field.name, type=kind, help=text, default=argparse.SUPPRESS, **more)
+        text += "" if "default" in text else f" (default {field.default})"
+        choices = tuple(filter(None, field.metadata["choices"]))
+        metavar = "FILE" if name in PATHS else "X" if kind is str else "N"
+        more: dict[str, Any] = {"choices": choices} if choices else {"metavar": metavar}
+        parser.add_argument(flag(name), type=kind, help=text, **more)
 
 
-def read_toml(path: str, options: type[RunOptions] | None) -> dict[str, Any]:
-    """The options in a TOML file: `name = value`, with `-` or `_` between words. Paths are relative to the working directory.
-
-    Without `options`, nothing is checked but the format.
-
-    Raises:
-        Mistake: the file is not TOML, or an option is unknown or has a value of another type.
-    """
+def read_toml(path: str) -> dict[str, Any]:
+    """Reads the options in a TOML file: `name = value`, with `-` or `_` between words. Raises a `Mistake` if it is not TOML."""
     check_file("config", path)
     try:
         values = tomllib.loads(Path(path).read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistake(f"--config: got {path}, which is not TOML ({error}); expected lines such as: hidden = 100") from error
-    values = {name.replace("-", "_"): value for name, value in values.items()}
-    if options is None:
-        return values
-    kinds: dict[str, type] = kinds_of(options) | {"out": str, "task": str}
-    for name in values:
-        if name not in kinds:
-            hint = suggestion(name, kinds)
-            raise Mistake(f"--config: {path}: got {name!r}; expected the name of an option of `cavs train`. {hint}".strip())
-    return {name: converted(kinds[name], value, f"--config: {path}: {name}") for name, value in values.items()}
+    return {name.replace("-", "_"): value for name, value in values.items()}

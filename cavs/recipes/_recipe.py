@@ -1,14 +1,17 @@
 """`Recipe`: the interface of a task, which `cavs.recipes.main` makes a command line of; and its optimiser."""
 
 import abc
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 import optax
 
 import cavs
-from cavs.recipes._data import Data
+from cavs import vertex_programs as vp
+from cavs.recipes._data import Data, read_graphs
 from cavs.recipes._options import Mistake, RunOptions
 
 
@@ -91,9 +94,21 @@ class Recipe(abc.ABC):
         """Scores the labelled samples of a file. Returns numbers, texts, `cavs.data.ConfusionMatrix`es, or dicts of these."""
 
     @classmethod
-    @abc.abstractmethod
     def graphs(cls, path: str) -> cavs.Graphs:
         """Reads the graphs of a file, for `cavs inspect`."""
+        return read_graphs(path)
+
+    @property
+    def program(self) -> Any:
+        """The vertex program that `facts` describe: "program", "size", and for others than chains "arity" and "reads"."""
+        facts, options = self.facts, self.options
+        sizes = vp.Sizes(options.hidden, facts["size"], options.layers, facts.get("arity", 1), facts.get("reads", True))
+        return vp.create_program(facts["program"], sizes)
+
+    def labels(self, graphs: cavs.Graphs, present: np.ndarray) -> np.ndarray:
+        """Returns the label of each vertex for `collate`: -1 if it has none, or if its graph is not `present`."""
+        label = np.int32(-1) if graphs.label is None else graphs.label
+        return np.where(np.repeat(present, np.diff(graphs.vertex_offsets)), label, np.int32(-1))
 
     def sources(self, part: Any) -> Any:
         """Returns the data sets for a loader of a part of the data."""
@@ -112,9 +127,9 @@ class Recipe(abc.ABC):
         how = {"group": "balanced", "last": "pad", "kinds": False} | how
         return cavs.data.Loader(self.sources(part), batch, collate=self.collate, fields=("input_id",), **how)
 
-    def in_order(self, part: Any, batch: int = 64) -> cavs.data.Loader:
+    def in_order(self, part: Any, batch: int = 64, **how: Any) -> cavs.data.Loader:
         """Returns a loader of all samples in order, in batches of one shape, for `cavs.data.evaluate` and `predict`."""
-        return self.loader(part, batch, seed=None, shapes=1, steps=1)
+        return self.loader(part, batch, seed=None, shapes=1, steps=1, **how)
 
     def held_out(self, params: Any, part: Any, loader: cavs.data.Loader) -> dict[str, float]:
         """Returns the summed metrics of a part of the data, given its loader."""
@@ -141,21 +156,17 @@ def optimizer(options: RunOptions, steps: int) -> optax.GradientTransformation:
         steps: the number of steps of the whole run, at which the schedule of the learning rate ends.
     """
 
-    def where(of: Any) -> Any:
-        is_words = lambda path: path[:1] == (jax.tree_util.DictKey("words"),)  # noqa: E731
-        return lambda params: jax.tree_util.tree_map_with_path(lambda path, x: of(is_words(path), x), params)
+    def where(of: Callable[[str, Any], bool]) -> Any:
+        return lambda params: {name: jax.tree.map(functools.partial(of, name), tree) for name, tree in params.items()}
 
-    rule = {
-        "sgd": optax.identity,
-        "adagrad": lambda: optax.scale_by_rss(0.0, 1e-10),
-        "adam": optax.scale_by_adam,
-        "adamw": optax.scale_by_adam,
-    }[options.optimizer]()
-    decay = optax.masked(optax.add_decayed_weights(options.weight_decay), where(lambda words, x: x.ndim > 1 and not words))
+    rules = {"sgd": optax.identity(), "adagrad": optax.scale_by_rss(0.0, 1e-10)}
+    rule = rules.get(options.optimizer) or optax.scale_by_adam()
+    decayed = where(lambda name, x: x.ndim > 1 and name != "words")
+    decay = optax.masked(optax.add_decayed_weights(options.weight_decay), decayed)
     of_words = 1.0 if options.embedding_lr is None else options.embedding_lr / options.lr
     return optax.chain(
         optax.clip_by_global_norm(options.clip or float("inf")),
         *((rule, decay) if options.optimizer == "adamw" else (decay, rule)),
-        optax.masked(optax.scale(of_words), where(lambda words, x: words)),
+        optax.masked(optax.scale(of_words), where(lambda name, x: name == "words")),
         optax.scale_by_learning_rate(learning_rate(options, steps)),
     )

@@ -6,7 +6,6 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,45 +15,55 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import cavs
-from cavs.recipes._options import Mistake, RunOptions
+from cavs.recipes._options import Mistake
 
 SAY_EVERY = 30.0  # seconds after which a log without a progress bar gets a line within an epoch
 PARTS = {"train": "train", "dev": "held-out", "test": "test"}
 
 
-@contextlib.contextmanager
-def bar(keeper: cavs.data.Keeper, run: Any) -> Iterator[Callable[[], None]]:
-    """A progress bar, or a line now and then if the output is no terminal. Yields what to call after each dispatch."""
-    console, loader, said = Console(quiet=jax.process_index() > 0), run.loader, [time.monotonic()]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=run.total)
-
-        def advance() -> None:
-            loss = keeper.sums.get("loss", 0.0) / max(keeper.sums.get("count", 0.0), 1)
-            compiling = f", compiling ({run.step.compiling[0]} of {run.step.compiling[1]})" if run.step.compiling else ""
-            text = f"epoch {loader.epoch + 1}, step {loader.batch} of {len(loader)}  loss {loss:.3f}{compiling}"
-            progress.update(task, completed=loader.epoch * len(loader) + loader.batch, description=text)
-            if not console.is_terminal and time.monotonic() - said[0] > SAY_EVERY:
-                console.print(f"{text}  {keeper.seconds:.1f} s", highlight=False, soft_wrap=True)
-                said[0] = time.monotonic()
-
-        yield advance
-
-
 class Messages:
-    """The messages of a run; `command` is how the user starts cavs: `cavs`, `uv run cavs`, ..."""
+    """The messages of a `Run`. `command`: how the user starts cavs, such as `uv run cavs`."""
 
-    def __init__(self, command: str):
+    def __init__(self, command: str, run: Any, keeper: Any):
         self.console, self.command = Console(quiet=jax.process_index() > 0), command
+        self.run, self.keeper = run, keeper
         self._told = False  # whether `tuned` has printed its line
 
     def print(self, text: str) -> None:
         """Prints a line, which a narrow terminal wraps."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    def introduce(self, recipe: Any, run: Any, keeper: cavs.data.Keeper) -> None:
+    def _place(self) -> str:
+        loader = self.run.loader
+        return f"epoch {loader.epoch + 1}, step {loader.batch} of {len(loader)}"
+
+    def _resume(self) -> str:
+        return f"train --resume {shlex.quote(str(self.keeper.folder))}"
+
+    @contextlib.contextmanager
+    def bar(self) -> Iterator[Callable[[], None]]:
+        """A progress bar, or a line now and then if the output is no terminal. Yields what to call after each dispatch."""
+        console, loader, keeper, said = self.console, self.run.loader, self.keeper, time.monotonic()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("", total=self.run.total)
+
+            def advance() -> None:
+                nonlocal said
+                loss = keeper.sums.get("loss", 0.0) / max(keeper.sums.get("count", 0.0), 1)
+                compiling = self.run.step.compiling
+                text = f"{self._place()}  loss {loss:.3f}"
+                text += f", compiling ({compiling[0]} of {compiling[1]})" if compiling else ""
+                progress.update(task, completed=loader.epoch * len(loader) + loader.batch, description=text)
+                if not console.is_terminal and time.monotonic() - said > SAY_EVERY:
+                    self.print(f"{text}  {keeper.seconds:.1f} s")
+                    said = time.monotonic()
+
+            yield advance
+
+    def introduce(self) -> None:
         """Describes the data, the model, and a resumed run."""
+        run, recipe, keeper = self.run, self.run.recipe, self.keeper
         options, facts = recipe.options, recipe.facts
         source = ", ".join(options.train) or "the reviews shipped with cavs"
         sizes = [f"{len(jax.tree.leaves(part)[0]):,} {PARTS[name]}" for name, part in run.data.parts.items()]
@@ -70,8 +79,7 @@ class Messages:
             parts, each, needed = run.memory
             self.print(f"memory of a training step: {parts} parts of {each}, {needed / 2**20:.1f} MiB compiled")
         if run.loader.seen:
-            place = f"epoch {run.loader.epoch + 1}, step {run.loader.batch} of {len(run.loader)}"
-            self.print(f"resuming {escape(str(keeper.folder))} at {place}")
+            self.print(f"resuming {escape(str(keeper.folder))} at {self._place()}")
         if getattr(run.data.parts["train"], "edge_attr", None) is not None:
             how = "write a vertex function with v.gather_all(fn, edges=True), and train it with cavs.run(..., edges=...)"
             self.print(f"edges: the files have numbers of edges, which no --program reads. To use them, {how}")
@@ -81,55 +89,56 @@ class Messages:
             limits = f"--epochs {options.epochs}, --max-steps {options.max_steps}, --patience {options.patience}"
             self.print(f"nothing is left to train within {limits}. Increase --epochs or --max-steps to keep training.")
 
-    def evaluated(self, recipe: Any, record: cavs.data.Evaluated, best: bool) -> None:
+    def evaluated(self, best: bool) -> None:
         """Prints the line of an epoch, or of an evaluation within it."""
+        record = self.keeper.history[-1]
         epoch = record["epoch"]
         parts = [f"epoch {epoch:3d}" if isinstance(epoch, int) else f"epoch {epoch:.2f}", f"{record['seconds']:6.1f} s"]
         for label, sums in (("train", record["train"]), ("held-out", record["held_out"])):
-            scores = [f"{name} {cavs.data.shown(x)}" for name, x in recipe.scores(sums).items() if x is not None]
-            parts.append(f"{label} {' '.join(scores)}")
+            scores = self.run.recipe.scores(sums).items()
+            parts.append(" ".join([label, *(f"{name} {cavs.data.shown(x)}" for name, x in scores if x is not None)]))
         self.print("  ".join(parts) + ("  *" if best else ""))
 
-    def tuned(self, run: Any) -> None:
+    def tuned(self) -> None:
         """Prints a line about the launches that the first step has tuned, if any, once."""
-        if run.step.tuned and not self._told:
-            self.print(f"kernels tuned for this GPU, once: {'; '.join(map(str, run.step.tuned))}")
+        if self.run.step.tuned and not self._told:
+            self.print(f"kernels tuned for this GPU, once: {'; '.join(map(str, self.run.step.tuned))}")
             self._told = True
 
-    def stopped(self, keeper: cavs.data.Keeper, run: Any) -> None:
-        """How to continue after Ctrl-C."""
-        place = f"in epoch {run.loader.epoch + 1} after step {run.loader.batch} of {len(run.loader)}"
-        self.print(f"stopped {place}. Everything is saved. To resume, with the same result as without the stop:")
-        self.print(f"  {self.command} train --resume {shlex.quote(str(keeper.folder))}")
+    def stopped(self) -> None:
+        """Says how to continue after Ctrl-C."""
+        self.print(f"stopped at {self._place()}. Everything is saved. To resume, with the same result as without the stop:")
+        self.print(f"  {self.command} {self._resume()}")
 
-    def failure(self, error: BaseException, options: RunOptions, folder: Path) -> BaseException:
+    def failure(self, error: BaseException) -> BaseException:
         """The error to raise for one of the system: what failed, and how to continue. Others are returned as they are."""
+        options = self.run.recipe.options
         if isinstance(error, OSError):
             text = f"{error.filename or 'a file'} cannot be written or read ({error.strerror or error})."
         elif out_of_memory(error):
-            lower = f"Lower --batch (now {options.batch}) or --hidden (now {options.hidden}), or write --memory 0.8"
-            text = f"out of memory. {lower}."
+            text = (
+                f"out of memory. Lower --batch (now {options.batch}) or --hidden (now {options.hidden}), or write --memory 0.8."
+            )
         elif jax.process_count() > 1:
             text = f"another process of this run ended ({str(error):.200})."
         else:
             return error
-        again = f"{self.command} train --resume {shlex.quote(str(folder))}"
-        saved = (folder / "last.npz").exists()
-        how = f"The last save is intact. Resume with: {again}" if saved else "Nothing was saved."
+        saved = (self.keeper.folder / "last.npz").exists()
+        how = f"The last save is intact. Resume with: {self.command} {self._resume()}" if saved else "Nothing was saved."
         return Mistake(f"{text} Training stopped. {how}", 1)
 
-    def finish(self, recipe: Any, run: Any, keeper: cavs.data.Keeper, seconds: float) -> None:
+    def finish(self, seconds: float) -> None:
         """Tests the best epoch, draws the curve, and prints the results and the next commands."""
+        run, recipe, keeper = self.run, self.run.recipe, self.keeper
         best = keeper.best
-        assert best is not None
         results = {"train": best["train"], "dev": best["held_out"]}
         if "test" in run.data.parts:
             results["test"] = run.evaluate(keeper.restore_best(run.like), "test")
-        if jax.process_index():
+        if jax.process_index():  # the first process writes
             return
         if "test" in results:
-            text = json.dumps({"epoch": best["epoch"], "test": results["test"]}, indent=1)
-            (keeper.folder / "test.json").write_text(text)
+            found = {"epoch": best["epoch"], "test": results["test"]}
+            (keeper.folder / "test.json").write_text(json.dumps(found, indent=1))
         cavs.data.draw_history(keeper.history, keeper.folder / "curve.png", recipe.scores)
         self.console.print(_results(recipe, run.data.parts, results))
         folder = shlex.quote(str(keeper.folder))
@@ -137,16 +146,20 @@ class Messages:
         speed = f"fastest epoch {min(whole):.2f} s of {len(run.loader)} steps; " if whole else ""
         self.print(f"{seconds:.0f} s in total; {speed}programs compiled for training: {run.step.compilations}")
         self.print(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png")
-        lines = [(f"predict {folder} FILE", recipe.shows), (f"evaluate {folder} FILE", "score it on another file")]
-        lines += [(f"train --resume {folder} --epochs {2 * recipe.options.epochs}", "train longer")]
-        for words, what in lines:
+        for words, what in (
+            (f"predict {folder} FILE", recipe.shows),
+            (f"evaluate {folder} FILE", "score it on another file"),
+            (f"{self._resume()} --epochs {2 * recipe.options.epochs}", "train longer"),
+        ):
             self.print(f"  {escape(self.command)} {escape(words):44}  [dim]{what}[/]")
 
 
 def _results(recipe: Any, parts: Mapping[str, Any], results: Mapping[str, dict[str, float]]) -> Table:
     table = Table(title="the best epoch", title_justify="left", title_style="bold")
-    rows = {name: {"labels": int(sums["count"]), **recipe.scores(sums)} for name, sums in results.items()}
-    rows = {name: recipe.baseline(parts["train"], parts[name]) | row for name, row in rows.items()}
+    rows = {
+        name: {**recipe.baseline(parts["train"], parts[name]), "labels": int(sums["count"]), **recipe.scores(sums)}
+        for name, sums in results.items()
+    }
     columns = [*dict.fromkeys(column for row in rows.values() for column in row)]
     for column in ("", *columns):
         table.add_column(column, justify="right" if column else "left")

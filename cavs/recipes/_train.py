@@ -1,55 +1,47 @@
-"""A training run of a recipe: data, step, loop, and what is left in its folder."""
+"""A training run of a recipe: its devices, data, step and loop, and what it leaves in its folder."""
 
-import contextlib
+import dataclasses
+import functools
 import json
 import math
-import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 import cavs
-from cavs.recipes import _report as report
 from cavs.recipes._data import Data
-from cavs.recipes._machine import mesh_of
 from cavs.recipes._options import RESUMABLE, Mistake, RunOptions, flag
 from cavs.recipes._recipe import Recipe, optimizer
+from cavs.recipes._report import Messages
 
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
 
 
-def training_step(recipe: Recipe, rule: optax.GradientTransformation, parts: int) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """The step of one batch, not compiled: `step(state, batch)`, where the state is `(params, moments, steps done)`.
-
-    Args:
-        recipe: the model and its loss.
-        rule: the optimiser.
-        parts: the number of parts in which a batch comes; 1 for a batch without an axis of parts.
-    """
-    seed = recipe.options.seed
-
-    def step(state: Any, batch: Any) -> tuple[Any, Any]:
-        params, moments, count = state
-        key = jax.random.fold_in(jax.random.key(seed + 1), count) if recipe.options.dropout else None
-
-        def loss(params: Any, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return recipe.loss(params, batch, key)
-
-        if parts == 1:
-            (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
-        else:
-            (_, sums), grads = jax.value_and_grad(cavs.memory.sub_batched(loss, has_aux=True), has_aux=True)(params, [batch])
-        terms = jnp.maximum(sums["count"], 1)  # the loss is a sum, and sums add up over parts and devices
-        updates, moments = rule.update(jax.tree.map(lambda g: g / terms.astype(g.dtype), grads), moments, params)
-        return (optax.apply_updates(params, updates), moments, count + 1), sums
-
-    return step
+def mesh_of(options: RunOptions) -> Mesh | None:
+    """The devices of a run as a mesh; `None` for one. Raises a `Mistake` if JAX sees fewer, or they cannot share a batch."""
+    there, processes = jax.device_count(), jax.process_count()
+    count = options.devices or there
+    if count > there or processes > 1 and count != there:
+        at_most = "at most " if processes == 1 else ""
+        raise Mistake(
+            f"--devices: got {count}; expected {at_most}{there}, the devices that JAX sees ({jax.default_backend()}). Write "
+            "--devices 0 for all of them. For several on a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count=4."
+        )
+    if count == 1:
+        return None
+    if options.batch % count:
+        batch = -(-options.batch // count) * count
+        raise Mistake(f"--batch: got {options.batch} for {count} devices; expected a multiple. Write --batch {batch}.")
+    if options.memory != "none":
+        raise Mistake(f"--memory: got {options.memory!r} with {count} devices; expected one device. Omit one of them.")
+    return Mesh(jax.devices()[:count], ("data",))
 
 
 class Run:
@@ -60,12 +52,13 @@ class Run:
         self.mesh = mesh_of(options)
         self.like = jax.eval_shape(lambda: recipe.init(jax.random.key(0)))
         self.loader = self._loader(1)
-        self.total = min(options.epochs * len(self.loader), options.max_steps or options.epochs * len(self.loader))
+        steps = options.epochs * len(self.loader)
+        self.total = min(steps, options.max_steps or steps)
         self.rule = optimizer(options, self.total)
         self.memory = self._memory()
         parts = 1 if self.memory is None else self.memory[0]
         self.loader = self._loader(parts) if parts > 1 else self.loader
-        self.step = cavs.data.step(training_step(recipe, self.rule, parts), tune=options.tune)
+        self.step = self._step(parts)
         self._evaluated: dict[str, cavs.data.Loader] = {}
 
     def _loader(self, parts: int) -> cavs.data.Loader:
@@ -92,91 +85,117 @@ class Run:
         """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
         loader, state = self._loader(parts), jax.eval_shape(self.initial)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loader.largest())
-        step = cavs.data.step(training_step(self.recipe, self.rule, parts))
-        found = step.lower(state, batch).compile().memory_analysis()
-        if found is None:
-            raise Mistake("--memory: the backend does not report the memory of a program. Omit it.")
+        found = self._step(parts).lower(state, batch).compile().memory_analysis()
         size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
         return found.temp_size_in_bytes + size(state) + loader.on_device * size(batch)
 
+    def _step(self, parts: int) -> cavs.data.Step[Any, Any]:
+        """The step of a batch, or of one that comes in parts. Its state is `(params, moments, steps done)`."""
+        recipe, options = self.recipe, self.recipe.options
+
+        def step(state: Any, batch: Any) -> tuple[Any, Any]:
+            params, moments, count = state
+            key = jax.random.fold_in(jax.random.key(options.seed + 1), count) if options.dropout else None
+            loss = functools.partial(recipe.loss, key=key)
+            if parts > 1:
+                loss, batch = cavs.memory.sub_batched(loss, has_aux=True), [batch]
+            (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+            terms = jnp.maximum(sums["count"], 1)  # the loss is a sum, and sums add up over parts and devices
+            updates, moments = self.rule.update(jax.tree.map(lambda g: g / terms.astype(g.dtype), grads), moments, params)
+            return (optax.apply_updates(params, updates), moments, count + 1), sums
+
+        return cavs.data.step(step, tune=options.tune)
+
     def initial(self) -> Any:
         """The state before the first step, which depends on the seed."""
-        vectors = self.data.vectors
-        params = self.recipe.init(jax.random.key(self.recipe.options.seed), vectors)
+        params = self.recipe.init(jax.random.key(self.recipe.options.seed), self.data.vectors)
         return params, self.rule.init(params), jnp.zeros((), jnp.int32)
 
     def evaluate(self, params: Any, part: str) -> dict[str, float]:
         """The summed metrics of a part of the data, without dropout."""
         if part not in self._evaluated:
             batch = EVALUATION_BATCHES * self.recipe.options.batch if self.memory is None else self.memory[1]
-            how = {"seed": None, "shapes": 1, "steps": 1, "mesh": self.mesh}
-            self._evaluated[part] = self.recipe.loader(self.data.parts[part], batch, **how)
+            self._evaluated[part] = self.recipe.in_order(self.data.parts[part], batch, mesh=self.mesh)
         return self.recipe.held_out(params, self.data.parts[part], self._evaluated[part])
 
 
 def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path | None, command: str) -> int:
-    """Trains a recipe, or resumes the run in the folder `resume`. Returns the exit code.
+    """Trains a recipe in the folder `out`, or in a new one under `runs/`, or resumes the run in the folder `resume`.
 
-    Args:
-        kind: the recipe.
-        options: the options of the run.
-        out: the folder of a new run; `None` creates one under `runs/`.
-        resume: the folder of the run to resume.
-        command: how the user starts a command, for messages.
+    Returns the exit code. `command`: how the user starts a command, for messages.
     """
-    started, messages = time.monotonic(), report.Messages(command)
+    started = time.monotonic()
     taken = f"--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
     if resume is None and out is not None and (Path(out) / "model.json").exists():
         raise Mistake(taken)
     data = kind.read(options)
-    recipe = kind(options, data.facts)
-    run = Run(recipe, data)
+    run = Run(kind(options, data.facts), data)
     facts = {"task": kind.name, "cavs": cavs.__version__, "options": options.as_json()}
     facts |= {"facts": json.loads(json.dumps(data.facts))}
     if resume is not None and (before := cavs.data.read_run(resume))["facts"] != facts["facts"]:
         versions = f"{resume} was trained by cavs {before.get('cavs')}, this is cavs {facts['cavs']}"
         raise Mistake(f"--resume: {versions}; expected the same version and files.")
     stem = Path(options.train[0]).name.split(".")[0] if options.train else "reviews"
-    shared = out or (f"runs/{stem}" if jax.process_count() > 1 else None)  # by all processes
-    folder = resume or (Path(shared) if shared else cavs.data.new_folder(f"runs/{stem}"))
+    create = Path if out or jax.process_count() > 1 else cavs.data.new_folder  # all processes have one folder
+    folder = resume or create(out or f"runs/{stem}")
     limits = {"epochs": options.epochs, "steps": options.max_steps, "patience": options.patience, "every": options.save_every}
-    files = [*filter(None, (*options.train, options.dev, options.test, getattr(options, "embeddings", None)))]
-    keeper = cavs.data.Keeper(folder, run.loader, recipe.score, facts=facts, files=files, **limits)
+    keeper = cavs.data.Keeper(folder, run.loader, run.recipe.score, facts=facts, files=options.files(), **limits)
+    messages = Messages(command, run, keeper)
     try:
-        with keeper, _log(options, folder, run.loader) as (log, write):
+        with keeper:
             if resume is None and (folder / "model.json").exists():
                 raise Mistake(taken)  # another run has started meanwhile
-            state = keeper.restore(jax.jit(run.initial)())
-            messages.introduce(recipe, run, keeper)
-            with report.bar(keeper, run) as advance:
-                for batches in keeper:
-                    state, sums = run.step(state, batches)
-                    messages.tuned(run)
-                    log(sums)
-                    due = keeper.add(state, sums)
-                    advance()
-                    if due:
-                        held_out = run.evaluate(state[0], "dev")
-                        best = keeper.score(state, held_out, best=state[0])
-                        messages.evaluated(recipe, keeper.history[-1], best)
-                        scores = {"held_out_loss": held_out["loss"] / held_out["count"], "score": recipe.score(held_out)}
-                        write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
+            _loop(run, keeper, messages)
             if keeper.stopped:
-                messages.stopped(keeper, run)
+                messages.stopped()
                 return 128 + keeper.stopped
-            messages.finish(recipe, run, keeper, time.monotonic() - started)
+            messages.finish(time.monotonic() - started)
             return 0
     except FloatingPointError as error:
         raise Mistake(f"{error} Try a smaller --lr or --clip.") from error
     except (OSError, MemoryError, jax.errors.JaxRuntimeError) as error:
-        raise messages.failure(error, options, folder) from error
+        raise messages.failure(error) from error
+
+
+def _loop(run: Run, keeper: cavs.data.Keeper, messages: Messages) -> None:
+    """Runs the training loop from the last save to its end, or until a signal stops it."""
+    recipe, writers = run.recipe, _writers(run.recipe.options, keeper.folder)
+    state = keeper.restore(jax.jit(run.initial)())
+    mean = lambda sums: {"loss": sums["loss"] / jnp.maximum(sums["count"], 1)}  # noqa: E731
+    messages.introduce()
+    with cavs.data.Log(run.loader, *writers, metrics=mean) as log, messages.bar() as advance:
+        for batches in keeper:
+            state, sums = run.step(state, batches)
+            messages.tuned()
+            if writers:
+                log(sums)
+            due = keeper.add(state, sums)
+            advance()
+            if due:
+                held_out = run.evaluate(state[0], "dev")
+                messages.evaluated(best=keeper.score(state, held_out, best=state[0]))
+                scores = {"held_out_loss": held_out["loss"] / held_out["count"], "score": recipe.score(held_out)}
+                for write in writers:
+                    write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
+
+
+def _writers(options: RunOptions, folder: Path) -> list[Callable[[dict[str, float]], object]]:
+    """What `--log` writes: functions of a report, for `cavs.data.Log`."""
+    if options.log == "none":
+        return []
+    writers = [cavs.data.json_lines(folder / "log.jsonl")]
+    if options.log == "tensorboard":
+        try:
+            writers.append(cavs.data.tensorboard(folder))
+        except ModuleNotFoundError as error:
+            raise Mistake(f"--log: {error}") from error
+    return writers
 
 
 def tune(kind: type[Recipe], options: RunOptions) -> int:
     """Times layouts of the kernels of a training run, keeps the fastest, and prints all. Returns the exit code.
 
-    Raises:
-        Mistake: the kernels cannot run here, or not in this recipe.
+    Raises a `Mistake` if the kernels cannot run here, or not in this recipe.
     """
     data = kind.read(options)
     run = Run(kind(options, data.facts), data)
@@ -191,44 +210,13 @@ def tune(kind: type[Recipe], options: RunOptions) -> int:
 
 
 def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> RunOptions:
-    """The options of the run in a folder, with those that `given` changes.
-
-    Raises:
-        Mistake: an option cannot change.
-    """
+    """The options of the run in a folder, with those that `given` changes. Raises a `Mistake` if one cannot change."""
     before = kind.Options.from_json(cavs.data.read_run(folder)["options"], f"{folder}/model.json")
-    given = absolute(given)
-    wrong = [flag(name) for name, value in given.items() if name not in RESUMABLE and getattr(before, name) != value]
+    options = dataclasses.replace(before, **given).checked()
+    wrong = [flag(name) for name in given if name not in RESUMABLE and getattr(before, name) != getattr(options, name)]
     if wrong:
         raise Mistake(
             f"--resume: got {', '.join(wrong)}, which cannot change: all but {', '.join(map(flag, RESUMABLE))} are those of "
             f"{folder}. To score another file write: evaluate {folder} FILE"
         )
-    return kind.Options(**{**before.__dict__, **given}).checked()
-
-
-def absolute(given: dict[str, Any]) -> dict[str, Any]:
-    """The options with absolute paths: a run may be resumed from another directory."""
-    found = dict(given)
-    for name in ("dev", "test", "embeddings"):
-        found |= {name: os.path.abspath(given[name])} if given.get(name) else {}
-    return found | ({"train": tuple(map(os.path.abspath, given["train"]))} if given.get("train") else {})
-
-
-@contextlib.contextmanager
-def _log(
-    options: RunOptions, folder: Path, loader: cavs.data.Loader
-) -> Iterator[tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
-    """A function of the metrics of each dispatch, and one of each evaluation."""
-    if options.log == "none":
-        yield (lambda sums: None), (lambda record: None)
-        return
-    writers = [cavs.data.json_lines(folder / "log.jsonl")]
-    if options.log == "tensorboard":
-        try:
-            writers.append(cavs.data.tensorboard(folder))
-        except ModuleNotFoundError as error:
-            raise Mistake(f"--log: {error}") from error
-    mean = lambda sums: {"loss": sums["loss"] / jnp.maximum(sums["count"], 1)}  # noqa: E731
-    with cavs.data.Log(loader, *writers, metrics=mean) as log:
-        yield log, lambda record: [write(record) for write in writers]
+    return options

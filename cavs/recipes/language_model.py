@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -30,11 +29,11 @@ class LanguageOptions(recipes.RunOptions):
 
     program: str = option("lstm", PROGRAM)
     layers: int = option(1, "layers of --program lstm", least=1, most=1000)
-    hidden: int = option(200, "hidden units", least=1)
-    epochs: int = option(10, "passes over the data", least=1)
-    optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.002, "learning rate", least=1e-30)
-    min_count: int = option(2, "rarer words become <unk>", least=1)
+    hidden: int = 200
+    epochs: int = 10
+    optimizer: str = "adam"
+    lr: float = 0.002
+    min_count: int = 2
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
 
 
@@ -54,12 +53,6 @@ class LanguageModel(recipes.Recipe):
         program, *_ = vp.choose_program(options.program, parts, options.layers)
         return Data({"words": words, "program": program, "size": recipes.embedding_size(options, vectors)}, parts, vectors)
 
-    @property
-    def program(self) -> Any:
-        """The vertex program."""
-        sizes = vp.Sizes(self.options.hidden, self.facts["size"], self.options.layers)
-        return vp.create_program(self.facts["program"], sizes)
-
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
         program, last, words = jax.random.split(key, 3)
         shape = self.options.hidden, len(self.facts["words"])
@@ -71,8 +64,8 @@ class LanguageModel(recipes.Recipe):
         }
 
     def collate(self, sample: Any) -> Any:
-        sched, present = sample.sched, np.repeat(sample.present, np.diff(sample.graphs.vertex_offsets))
-        return sched, sample.numbers.astype(np.int32), sched.pad(np.where(present, sample.graphs.label, -1), -1)
+        label = sample.sched.pad(self.labels(sample.graphs, sample.present), -1)
+        return sample.sched, sample.numbers.astype(np.int32), label
 
     def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
         """h of all vertices, (Vp, H): words, dropout, the program, dropout."""
@@ -89,7 +82,7 @@ class LanguageModel(recipes.Recipe):
         return total, {"loss": total, "count": cavs.data.total(label >= 0)}
 
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
-        return {"perplexity": math.exp(min(sums["loss"] / max(sums["count"], 1), 700))}
+        return {"perplexity": _perplexity(sums["loss"] / max(sums["count"], 1))}
 
     def baseline(self, train: Any, part: Any) -> dict[str, float]:
         """The perplexity of the frequencies of words, plus one."""
@@ -108,29 +101,31 @@ class LanguageModel(recipes.Recipe):
         if probabilities:
             raise Mistake("--probabilities: not valid with a language model. Omit it.")
         graphs = cavs.io.read_text(path)
-        nll, words = self.nll(params, to_predict(graphs, self.facts["words"])), iter(cavs.data.sentences_of(graphs))
-        spans = pairwise((graphs.vertex_offsets + np.arange(len(graphs) + 1)).tolist())
+        known = to_predict(graphs, self.facts["words"])
+        every = np.split(self.nll(params, known), known.vertex_offsets[1:-1])
+        found = zip(cavs.data.sentences_of(graphs), every, strict=True)
         for number, line in enumerate(cavs.io.read_lines(path)):
-            text = next(words).split() if line.strip() else []
-            a, b = next(spans) if text else (0, 0)
+            text, nll = next(found) if line.strip() else ("", np.zeros(0))
             if vertices:
-                for i, word in enumerate([*text, END][: b - a]):
-                    yield {"sentence": number, "word": i, "text": word, "log_probability": -float(nll[a + i])}
-                continue
-            mean = float(nll[a:b].mean()) if text else math.nan
-            found = {"sentence": number, "log_probability": -float(nll[a:b].sum()), "perplexity": math.exp(min(mean, 700))}
-            yield found | {"text": " ".join(text)}
-
-    def evaluate(self, params: Any, path: str) -> dict[str, Any]:
-        graphs = to_predict(cavs.io.read_text(path), self.facts["words"])
-        mean = float(self.nll(params, graphs).mean())
-        found = {"sentences": len(graphs), "words": graphs.num_vertices}
-        found |= {"unknown_words": int((graphs.label == self.facts["words"].index(UNKNOWN)).sum()), "nll": mean}
-        return found | {"perplexity": math.exp(min(mean, 700))}
+                for i, (word, x) in enumerate(zip((*text.split(), END)[: len(nll)], nll.tolist(), strict=True)):
+                    yield {"sentence": number, "word": i, "text": word, "log_probability": -x}
+            else:
+                perplexity = _perplexity(nll.mean()) if text else math.nan
+                yield {"sentence": number, "log_probability": -float(nll.sum()), "perplexity": perplexity, "text": text}
 
     @classmethod
     def graphs(cls, path: str) -> cavs.Graphs:
         return cavs.io.read_text(path)
+
+    def evaluate(self, params: Any, path: str) -> dict[str, Any]:
+        graphs = to_predict(cavs.io.read_text(path), self.facts["words"])
+        mean, unknown = float(self.nll(params, graphs).mean()), graphs.label == self.facts["words"].index(UNKNOWN)
+        found = {"sentences": len(graphs), "words": graphs.num_vertices, "unknown_words": int(unknown.sum()), "nll": mean}
+        return found | {"perplexity": _perplexity(mean)}
+
+
+def _perplexity(nll: float) -> float:
+    return math.exp(min(nll, 700))
 
 
 def to_predict(graphs: cavs.Graphs, words: list[str]) -> cavs.Graphs:

@@ -14,7 +14,7 @@ import numpy as np
 
 import cavs
 from cavs import recipes
-from cavs.recipes import PROGRAM, Mistake, option
+from cavs.recipes import Mistake, option
 from cavs.recipes.regression import Regression, RegressionOptions
 
 SHARE = 0.5  # of the gates of a variant are drawn anew
@@ -25,12 +25,12 @@ _SINGLE, _SEVERAL = ("NOT", "BUF"), ("AND", "NAND", "OR", "NOR", "XOR", "XNOR")
 class NetlistOptions(RegressionOptions):
     """Options of the recipe."""
 
-    program: str | None = option("dagnn", PROGRAM)
+    program: str | None = "dagnn"
     variants: int = option(8, "variants of each training circuit, if there is a --dev", least=0)
-    optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.003, "learning rate", least=1e-30)
-    batch: int = option(8, "circuits per step", least=1)
-    dropout: float = option(0.0, "dropout of inputs and before the last layer", least=0, most=0.999)
+    optimizer: str = "adam"
+    lr: float = 0.003
+    batch: int = 8
+    dropout: float = 0.0
 
 
 class Netlists(Regression):
@@ -75,8 +75,8 @@ def labelled(netlists: cavs.Graphs) -> cavs.Graphs:
     words = [name + (str(count) if count > 1 and name in _SEVERAL else "") for name, count in kinds]
     vocab = tuple(dict.fromkeys(words))
     index = np.array([vocab.index(word) for word in words], np.int32)[ids.ravel()]
-    of = {"label": cavs.io.simulate_netlist(netlists), "kind": None, "kind_names": None}
-    return dataclasses.replace(netlists, input_id=index, vocab=vocab, **of)
+    shares = cavs.io.simulate_netlist(netlists)
+    return netlists.replace(input_id=index, vocab=vocab, label=shares, kind=None, kind_names=None)
 
 
 def with_variants(netlists: cavs.Graphs, count: int, seed: int = 0) -> cavs.Graphs:
@@ -86,12 +86,12 @@ def with_variants(netlists: cavs.Graphs, count: int, seed: int = 0) -> cavs.Grap
     """
     rng, fan_in = np.random.default_rng([seed, 3]), np.diff(netlists.child_offsets)
     names = tuple(dict.fromkeys((*netlists.kind_names, *_SINGLE, *_SEVERAL)))
-    every = [dataclasses.replace(netlists, kind_names=names)]
+    every = [netlists.replace(kind_names=names)]
     for _ in range(count):
         kind, hit = netlists.kind.copy(), rng.random(netlists.num_vertices) < SHARE
         for kinds, rows in ((_SINGLE, hit & (fan_in == 1)), (_SEVERAL, hit & (fan_in > 1))):
             kind[rows] = rng.choice([names.index(name) for name in kinds], int(rows.sum()))
-        every.append(dataclasses.replace(every[0], kind=kind))
+        every.append(every[0].replace(kind=kind))
     return cavs.Graphs.concat(every)
 
 

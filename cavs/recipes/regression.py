@@ -31,7 +31,7 @@ class RegressionOptions(recipes.RunOptions):
     layers: int = option(1, "layers of --program lstm", least=1, most=1000)
     loss: str | None = option(None, "where the loss is (default: all, if not only roots have numbers)", choices=WHERE)
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
-    weight_decay: float = option(1e-5, "decay of weight matrices", least=0)
+    weight_decay: float = 1e-5
 
 
 class Regression(recipes.Recipe):
@@ -66,13 +66,6 @@ class Regression(recipes.Recipe):
         """The graphs of a file, with their targets as labels."""
         return recipes.read_graphs(path, name)
 
-    @property
-    def program(self) -> Any:
-        """The vertex program."""
-        facts = self.facts
-        sizes = vp.Sizes(self.options.hidden, facts["size"], self.options.layers, facts["arity"], facts["reads"])
-        return vp.create_program(facts["program"], sizes)
-
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
         program, words = jax.random.split(key)
         return {
@@ -83,12 +76,14 @@ class Regression(recipes.Recipe):
         }
 
     def collate(self, sample: Any) -> Any:
-        sched, graphs = sample.sched, sample.graphs
-        target, present = targets(graphs, self.facts["at"]), sample.present
-        if self.facts["at"] != "graph":
-            target, present = sched.pad(target, np.nan), sched.pad(np.repeat(present, np.diff(graphs.vertex_offsets)), False)
-        target = np.where(present, target, np.nan).astype(np.float32)
-        return sched, sample.numbers.astype(np.int32), target, sched.pad(cavs.data.is_root(graphs), False)
+        sched, graphs, present = sample.sched, sample.graphs, sample.present
+        target = targets(graphs, self.facts["at"])
+        if self.facts["at"] == "graph":
+            target = np.where(present, target, np.nan)
+        else:
+            target = sched.pad(np.where(np.repeat(present, np.diff(graphs.vertex_offsets)), target, np.nan), np.nan)
+        root = sched.pad(cavs.data.is_root(graphs), False)
+        return sched, sample.numbers.astype(np.int32), target.astype(np.float32), root
 
     def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
         """h of all vertices, (Vp, H): words, dropout, the program, dropout."""
@@ -118,24 +113,17 @@ class Regression(recipes.Recipe):
         return total, {"loss": total, **{name: cavs.data.total(x) for name, x in sums.items()}}
 
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
-        count, scale = max(sums["count"], 1), self.facts["scale"]
-        spread = max(sums["square"] / count - (sums["distance"] / count) ** 2, 0)
-        error, deviation = sums["loss"] / count, math.sqrt(spread)
-        alike = spread <= 1e-9 * max(sums["square"] / count, 1e-30) or spread < 1e-12  # rounding of equal targets
-        return {
-            "RMSE": scale * math.sqrt(error),
-            "R2": None if alike else 1 - error / spread,
-            "standard deviation": scale * deviation,
-        }
+        error, distance, square = (sums[name] / max(sums["count"], 1) for name in ("loss", "distance", "square"))
+        spread, scale = max(square - distance**2, 0), self.facts["scale"]
+        alike = spread <= max(1e-9 * square, 1e-12)  # rounding of equal targets
+        r2 = None if alike else 1 - error / spread
+        return {"RMSE": scale * math.sqrt(error), "R2": r2, "standard deviation": scale * math.sqrt(spread)}
 
     def values(self, params: Any, graphs: cavs.Graphs, path: str, at: str) -> np.ndarray:
         """The predictions of graphs (G,), or of all vertices (V,)."""
-        known = dataclasses.replace(
-            graphs.with_vocab(self.facts["words"], UNKNOWN), label=None, label_names=None, graph_label=None
-        )
+        known = graphs.with_vocab(self.facts["words"], UNKNOWN).replace(label=None, label_names=None, graph_label=None)
         vp.check_fit(self.facts["program"], known, f"FILE: {path}", getattr(self.program, "arity", None))
-        where = "graph" if at == "graph" else "all"
-        fun = lambda params, batch: self.standardised(params, batch, where)  # noqa: E731
+        fun = lambda params, batch: self.standardised(params, batch, at)  # noqa: E731
         found = cavs.data.predict(fun, params, self.in_order(known), "graphs" if at == "graph" else "vertices")
         return self.facts["mean"] + self.facts["scale"] * found.astype(np.float64)
 
@@ -181,17 +169,13 @@ class Regression(recipes.Recipe):
 
 def targets(graphs: cavs.Graphs, at: str) -> np.ndarray:
     """(G,) or (V,) float64 targets, NaN where there is none: of graphs, of roots, or of vertices."""
-    if at == "graph":
-        return np.full(len(graphs), np.nan) if graphs.graph_label is None else np.array(graphs.graph_label, np.float64)
-    label = graphs.label
-    if label is None or label.ndim > 1:
-        return np.full(graphs.num_vertices, np.nan)
-    if graphs.label_names is not None:  # integers
-        names = (
-            graphs.label_names if all(name.isdecimal() for name in graphs.label_names) else ("nan",) * len(graphs.label_names)
-        )
-        label = np.array([*map(float, names), np.nan])[label]
-    return np.where(cavs.data.is_root(graphs), label, np.nan) if at == "root" else np.array(label, np.float64)
+    given, names = (graphs.graph_label, None) if at == "graph" else (graphs.label, graphs.label_names)
+    if given is None or given.ndim > 1:
+        return np.full(len(graphs) if at == "graph" else graphs.num_vertices, np.nan)
+    if names is not None:  # integers
+        numbers = map(float, names) if all(map(str.isdecimal, names)) else [np.nan] * len(names)
+        given = np.array([*numbers, np.nan])[given]
+    return np.where(cavs.data.is_root(graphs), given, np.nan) if at == "root" else np.array(given, np.float64)
 
 
 def _where(options: RegressionOptions, train: cavs.Graphs) -> str:
@@ -215,9 +199,7 @@ def _with_targets(graphs: cavs.Graphs, at: str, where: str) -> cavs.Graphs:
         got = "infinite labels" if np.isinf(values).any() else f"no numbers as labels of {what}"
         example = '{"children": [[], [0]], "label": 0.73} or "labels": [null, 0.73] in .jsonl'
         raise Mistake(f"{where}: got {got}; expected finite numbers such as {example}.")
-    if at == "graph":
-        return dataclasses.replace(graphs, graph_label=values, label=None, label_names=None)
-    return dataclasses.replace(graphs, label=values, label_names=None)
+    return graphs.replace(label_names=None, **({"graph_label": values, "label": None} if at == "graph" else {"label": values}))
 
 
 if __name__ == "__main__":

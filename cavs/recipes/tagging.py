@@ -33,10 +33,10 @@ class TaggingOptions(recipes.RunOptions):
     layers: int = option(1, "layers of the BiLSTM", least=1, most=1000)
     embedding_size: int | None = option(None, "size of a word's vector (default: 128, or as in --embeddings)", least=1)
     char_size: int = option(32, "size of a character's vector", least=1)
-    batch: int = option(32, "sentences per step", least=1)
-    epochs: int = option(12, "passes over the data", least=1)
-    optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.002, "learning rate", least=1e-30)
+    batch: int = 32
+    epochs: int = 12
+    optimizer: str = "adam"
+    lr: float = 0.002
     dropout: float = option(0.3, "dropout of inputs, states and the hidden layer", least=0, most=0.999)
     min_count: int = option(5, "rarer words are spelled", least=1)
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
@@ -87,9 +87,7 @@ class Tagging(recipes.Recipe):
 
     def collate(self, sample: Any) -> Any:
         (words, turned, *spellings), (sched, back, *more) = sample.graphs, sample.sched
-        label = np.full(words.num_vertices, -1, np.int32) if words.label is None else words.label
-        label = np.where(np.repeat(sample.present, np.diff(words.vertex_offsets)), label, -1)
-        spelled = ()
+        label, spelled = self.labels(words, sample.present), ()
         if spellings:
             spelled = (*more, more[0].pad(spellings[0].input_id, 0), sched.pad(vp.spelled_in(turned)[1], -1))
         return sched, back, sample.numbers.astype(np.int32), sched.pad(label, -1), spelled
@@ -148,7 +146,7 @@ class Tagging(recipes.Recipe):
 
     def probabilities(self, params: Any, graphs: cavs.Graphs) -> np.ndarray:
         """(V, labels) the probabilities of the labels of every word."""
-        bare = dataclasses.replace(graphs, label=None, label_names=None)
+        bare = graphs.replace(label=None, label_names=None)
         p = lambda params, batch: jax.nn.softmax(self.logits(params, batch))  # noqa: E731
         return cavs.data.predict(p, params, self.in_order(vp.spelled_chains(bare, self.facts["words"], self.facts["letters"])))
 
@@ -169,7 +167,7 @@ class Tagging(recipes.Recipe):
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         graphs, labels = _read(path, self.options.column, "FILE"), self.facts["labels"]
-        labels = (*labels, *(name for name in graphs.label_names if name not in labels))
+        labels = [*dict.fromkeys((*labels, *graphs.label_names))]
         true, best = cavs.data.with_labels(graphs, labels).label, self.probabilities(params, graphs).argmax(1)
         assert true is not None
         found = {"sentences": len(graphs), "words": cavs.data.ConfusionMatrix.of(labels, true, best)}

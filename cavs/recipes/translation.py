@@ -18,7 +18,7 @@ import numpy as np
 
 import cavs
 from cavs import recipes, vertex_programs as vp
-from cavs.recipes import UNKNOWN, Data, Mistake, option
+from cavs.recipes import UNKNOWN, Data, Mistake
 
 END = "</s>"
 
@@ -27,12 +27,12 @@ END = "</s>"
 class TranslationOptions(recipes.RunOptions):
     """Options of the recipe."""
 
-    hidden: int = option(256, "hidden units", least=1)
-    batch: int = option(32, "pairs per step", least=1)
-    epochs: int = option(10, "passes over the data", least=1)
-    optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.001, "learning rate", least=1e-30)
-    min_count: int = option(2, "rarer words become <unk>", least=1)
+    hidden: int = 256
+    batch: int = 32
+    epochs: int = 10
+    optimizer: str = "adam"
+    lr: float = 0.001
+    min_count: int = 2
 
 
 class Translation(recipes.Recipe):
@@ -73,9 +73,9 @@ class Translation(recipes.Recipe):
     def collate(self, sample: Any) -> Any:
         (_, graphs), (source, pairs) = sample.graphs, sample.sched
         at = np.flatnonzero(graphs.height > 0).astype(np.int32)  # the target words
-        label = np.where(np.repeat(sample.present, np.diff(graphs.vertex_offsets)), graphs.label, -1)[at]
+        label = self.labels(graphs, sample.present)[at]
         room = sum(pairs.shape.inner) - len(at)
-        at, label = (np.append(x, np.full(room, fill, np.int32)).astype(np.int32) for x, fill in ((at, 0), (label, -1)))
+        at, label = (np.pad(x, (0, room), constant_values=fill) for x, fill in ((at, 0), (label, -1)))
         return source, pairs, sample.numbers.astype(np.int32), at, label
 
     def hidden(self, params: Any, batch: Any, key: jax.Array | None = None, target: jax.Array | None = None) -> Any:
@@ -150,7 +150,7 @@ class Translation(recipes.Recipe):
         sources, targets = cavs.io.read_pairs(path)
         words = [*dict.fromkeys((UNKNOWN, END, *sources.vocab, *targets.vocab))]
         pairs = to_translate(sources, targets, {"words": words, "labels": words})[1]
-        return dataclasses.replace(pairs, label=None, vocab=tuple(words))
+        return pairs.replace(label=None, vocab=words)
 
 
 def to_translate(source: cavs.Graphs, target: cavs.Graphs, facts: Mapping[str, Any]) -> tuple[cavs.Graphs, cavs.Graphs]:
@@ -159,15 +159,11 @@ def to_translate(source: cavs.Graphs, target: cavs.Graphs, facts: Mapping[str, A
     row, label = (target.with_vocab(names, UNKNOWN).input_id for names in (words, labels))
     assert row is not None and label is not None
     row, label = np.insert(row, ends[:-1], words.index(END)), np.insert(label, ends[1:], labels.index(END))
-    return _graphs(source.with_vocab(words, UNKNOWN), np.diff(ends) + 1, row, label)
-
-
-def _graphs(source: cavs.Graphs, lengths: np.ndarray, row: Any, label: Any) -> tuple[cavs.Graphs, cavs.Graphs]:
-    chains, pairs = vp.EncoderDecoder.graphs(np.diff(source.vertex_offsets), lengths)
-    input_id, labels = np.full((2, pairs.num_vertices), -1, np.int32)
-    input_id[pairs.height > 0], labels[pairs.height > 0] = row, label
-    chains = dataclasses.replace(chains, input_id=source.input_id)
-    return chains, dataclasses.replace(pairs, input_id=input_id, label=labels)
+    chains, pairs = vp.EncoderDecoder.graphs(np.diff(source.vertex_offsets), np.diff(ends) + 1)
+    input_id, of_pairs = np.full((2, pairs.num_vertices), -1, np.int32)
+    input_id[pairs.height > 0], of_pairs[pairs.height > 0] = row, label
+    chains = chains.replace(input_id=source.with_vocab(words, UNKNOWN).input_id)
+    return chains, pairs.replace(input_id=input_id, label=of_pairs)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class TreeOptions(recipes.RunOptions):
     loss: str | None = option(None, "vertices of the loss (default: all, if any but roots have labels)", choices=WHERE)
     score: str | None = option(None, "vertices of the score (default: root in trees of phrases)", choices=WHERE)
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
-    weight_decay: float = option(1e-5, "decay of weight matrices", least=0)
+    weight_decay: float = 1e-5
 
 
 class Trees(recipes.Recipe):
@@ -67,13 +67,6 @@ class Trees(recipes.Recipe):
         facts |= {"reads": reads, "loss": loss, "score": score, "size": recipes.embedding_size(options, vectors)}
         return Data(facts, parts, vectors, notes)
 
-    @property
-    def program(self) -> Any:
-        """The vertex program."""
-        facts = self.facts
-        sizes = vp.Sizes(self.options.hidden, facts["size"], self.options.layers, facts["arity"], facts["reads"])
-        return vp.create_program(facts["program"], sizes)
-
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
         program, last, words = jax.random.split(key, 3)
         shape = self.options.hidden, len(self.facts["labels"])
@@ -85,9 +78,9 @@ class Trees(recipes.Recipe):
         }
 
     def collate(self, sample: Any) -> Any:
-        sched, graphs, present = sample.sched, sample.graphs, np.repeat(sample.present, np.diff(sample.graphs.vertex_offsets))
-        label = np.full(len(present), -1, np.int32) if graphs.label is None else np.where(present, graphs.label, -1)
-        return sched, sample.numbers.astype(np.int32), sched.pad(label, -1), sched.pad(cavs.data.is_root(graphs), False)
+        sched, graphs = sample.sched, sample.graphs
+        label, root = self.labels(graphs, sample.present), cavs.data.is_root(graphs)
+        return sched, sample.numbers.astype(np.int32), sched.pad(label, -1), sched.pad(root, False)
 
     def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
         """h of all vertices, (Vp, H): words, dropout, the program, dropout."""
@@ -123,7 +116,7 @@ class Trees(recipes.Recipe):
 
     def probabilities(self, params: Any, graphs: cavs.Graphs, path: str) -> np.ndarray:
         """(V, C) the probabilities of the labels at every vertex."""
-        known = dataclasses.replace(graphs.with_vocab(self.facts["words"], UNKNOWN), label=None, label_names=None)
+        known = graphs.with_vocab(self.facts["words"], UNKNOWN).replace(label=None, label_names=None)
         vp.check_fit(self.facts["program"], known, f"FILE: {path}", getattr(self.program, "arity", None))
         p = lambda params, batch: jax.nn.softmax(self.hidden(params, batch) @ params["w"] + params["b"])  # noqa: E731
         return cavs.data.predict(p, params, self.in_order(known))
@@ -142,24 +135,18 @@ class Trees(recipes.Recipe):
         graphs = _read_labelled(path, "file")
         names = graphs.label_names
         if not self.options.train:  # the reviews have numbers, and the labels names
-            names = tuple(REVIEW_LABELS[int(n)] if n in "01234" else n for n in names)
-        labels = (*self.facts["labels"], *(name for name in names if name not in self.facts["labels"]))
+            names = [dict(zip("01234", REVIEW_LABELS, strict=True)).get(name, name) for name in names]
         used = [names[i] for i in np.unique(graphs.label[graphs.label >= 0])]
         if not set(used) & set(self.facts["labels"]):
             expected = ", ".join(self.facts["labels"])
             raise Mistake(f"FILE: got {path} with the labels {', '.join(used[:5])}; expected some of {expected}.")
-        true = cavs.data.with_labels(dataclasses.replace(graphs, label_names=names), labels).label
-        assert true is not None
-        best, root = self.probabilities(params, graphs, path).argmax(1), cavs.data.is_root(graphs)
-        of = cavs.data.ConfusionMatrix.of
-        found = {"roots": of(labels, np.where(root, true, -1), best)}
-        if (true >= 0).sum() > found["roots"].count:
-            found["vertices"] = of(labels, true, best)
-        return {"graphs": len(graphs)} | {where: matrix for where, matrix in found.items() if matrix.count}
-
-    @classmethod
-    def graphs(cls, path: str) -> cavs.Graphs:
-        return recipes.read_graphs(path)
+        labels = [*dict.fromkeys((*self.facts["labels"], *names))]
+        true = cavs.data.with_labels(graphs.replace(label_names=names), labels).label
+        best = self.probabilities(params, graphs, path).argmax(1)
+        counted = (np.where(cavs.data.is_root(graphs), true, -1), true)
+        roots, vertices = (cavs.data.ConfusionMatrix.of(labels, of, best) for of in counted)
+        found = {"roots": roots} if roots.count else {}
+        return {"graphs": len(graphs)} | found | ({"vertices": vertices} if vertices.count > roots.count else {})
 
     def _read_new(self, path: str) -> cavs.Graphs:
         """Reads the graphs to predict. A model of chains also reads plain text, one sentence per line."""

@@ -1,17 +1,25 @@
-"""Scores of labels: accuracy, F1 of each label, the confusion matrix, and F1 of the spans that tags mark."""
+"""Scores of labels (the confusion matrix, F1), of the spans that tags mark, of numbers (R2), and of translations (BLEU)."""
 
+import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs._graphs.arguments import optional_module
 from cavs._readers.source import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MSG_SACREBLEU = (
+    "bleu: the package sacrebleu is not installed. Write: pip install sacrebleu, or install cavs with the extra `nmt`."
+)
 MOST_NUMBERS = 24  # a picture of more labels shows colours only
 
 
@@ -123,9 +131,9 @@ class Found(NamedTuple):
         return {**self._asdict(), **{name: getattr(self, name) for name in ("precision", "recall", "f1")}}
 
 
-# The tags of each scheme: BILOU and BMES mean what IOBES means.
-_SAME = {"L": "E", "U": "S", "M": "I"}
 _MARKS = frozenset("BIEOSLUM")
+# The marks of a span: of IOBES, BILOU and BMES, which mark both ends; and of other schemes, as `conlleval` reads them.
+_WHOLE, _ANY = "[SU]|B[IM]*[EL]", "[^O](?:(?<!E)[^OB])*"
 
 
 def is_tagging(labels: Sequence[str]) -> bool:
@@ -134,32 +142,19 @@ def is_tagging(labels: Sequence[str]) -> bool:
     return any(mark != "O" for mark, _ in marks) and all((mark != "O") == bool(kind) and mark in _MARKS for mark, kind in marks)
 
 
-def _spans(tags: Sequence[str], strict: bool) -> set[tuple[int, int, str]]:
-    """The spans (begin, end, type) of a sentence; the end is the number of the word after the last."""
-    marks = [(name[0], name[2:]) if name[1:2] == "-" else ("O", "") for name in tags]
-    if strict:
-        return _whole_spans([(_SAME.get(mark, mark), kind) for mark, kind in marks])
-    found, begin = set(), 0
-    before = ("O", "")
-    for i, (mark, kind) in enumerate([*marks, ("O", "")]):
-        starts = mark != "O" and (mark == "B" or before[0] in "OE" or kind != before[1])
-        if before[0] != "O" and (mark == "O" or starts):
-            found.add((begin, i, before[1]))
-        begin, before = (i if starts else begin), (mark, kind)
-    return found
+def _marks(tags: Sequence[str]) -> list[tuple[str, str]]:
+    """Splits tags into marks and types: `B-PER` into `B` and `PER`."""
+    return [(tag[0], tag[2:]) if tag[1:2] == "-" else ("O", "") for tag in tags]
 
 
-def _whole_spans(marks: Sequence[tuple[str, str]]) -> set[tuple[int, int, str]]:
-    found, begin = set(), None
-    for i, (mark, kind) in enumerate(marks):
-        inside = begin is not None and kind == marks[begin][1]
-        if mark == "S":
-            found.add((i, i + 1, kind))
-        elif mark == "E" and inside:
-            assert begin is not None
-            found.add((begin, i + 1, kind))
-        begin = i if mark == "B" else begin if mark == "I" and inside else None
-    return found
+def _spans(tags: Sequence[str], pattern: str) -> Iterator[tuple[int, int, str]]:
+    """Yields the spans (begin, end, type) of a sentence; the end is the number of the word after the last."""
+    begin = 0
+    for kind, run in itertools.groupby(_marks(tags), key=lambda mark: mark[1]):
+        marks = "".join(mark for mark, _ in run)
+        for span in re.finditer(pattern, marks):
+            yield begin + span.start(), begin + span.end(), kind
+        begin += len(marks)
 
 
 def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Found]:
@@ -191,13 +186,80 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     if [*map(len, true)] != [*map(len, predicted)]:
         got = f"sentences of {[*map(len, predicted)][:9]} tags"
         raise ValueError(f"span_scores: predicted: got {got}; expected {[*map(len, true)][:9]}, as in true.")
-    marks = {tag[0] for tags in true for tag in tags if tag[1:2] == "-"}
-    strict = bool(marks & set("SLUM")) or {"B", "E"} <= marks  # schemes that mark both ends of every span
-    sides = [[_spans(tags, strict) for tags in side] for side in (true, predicted)]
-    kinds = sorted({kind for side in sides for spans in side for *_, kind in spans})
-    found = {}
-    for name in (None, *kinds):
-        one, other = ([{s for s in spans if name in (None, s[2])} for spans in side] for side in sides)
-        both = sum(len(a & b) for a, b in zip(one, other, strict=True))
-        found["all" if name is None else name] = Found(sum(map(len, one)), sum(map(len, other)), both)
+    marks = {mark for tags in true for mark, _ in _marks(tags)}
+    pattern = _WHOLE if marks & set("SLUM") or {"B", "E"} <= marks else _ANY
+    one, other = (
+        {(number, *span) for number, tags in enumerate(side) for span in _spans(tags, pattern)} for side in (true, predicted)
+    )
+    counts = [collections.Counter(span[-1] for span in spans) for spans in (one, other, one & other)]
+    of_kinds = {kind: Found(*(count[kind] for count in counts)) for kind in sorted(counts[0] | counts[1])}
+    return {"all": Found(*(count.total() for count in counts))} | of_kinds
+
+
+class Errors(TypedDict):
+    """The scores of predicted numbers; see [`cavs.data.errors`][]."""
+
+    count: int
+    rmse: float
+    mae: float
+    r2: float | None
+    standard_deviation: float
+
+
+def errors(true: ArrayLike, predicted: ArrayLike) -> Errors:
+    """Scores predicted numbers.
+
+    Args:
+        true: float[N]; NaN where there is no number to predict.
+        predicted: float[N].
+
+    Returns:
+        A dict: `count`, the numbers that count; `rmse`, the root of the mean squared error; `mae`, the mean absolute error;
+        `standard_deviation` of the true numbers; and `r2`, 1 - (rmse / standard deviation)², which is `None` if all true
+        numbers are equal.
+
+    Raises:
+        ValueError: the arrays have more than one axis, or other lengths.
+    """
+    true, predicted = np.asarray(true, np.float64), np.asarray(predicted, np.float64)
+    if true.shape != predicted.shape or true.ndim != 1:
+        raise ValueError(f"errors: predicted: got shape {predicted.shape}, and true of {true.shape}; expected (N,) for both.")
+    has = ~np.isnan(true)
+    true, wrong = true[has], predicted[has] - true[has]
+    rmse = math.sqrt(float(np.mean(wrong**2))) if len(true) else math.nan
+    deviation = float(true.std()) if len(true) and (true != true[0]).any() else 0.0
+    return {
+        "count": len(true),
+        "rmse": rmse,
+        "mae": float(np.abs(wrong).mean()) if len(true) else math.nan,
+        "r2": 1 - (rmse / deviation) ** 2 if deviation else None,
+        "standard_deviation": deviation,
+    }
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, float | str]:
+    """Scores translations by BLEU and chrF, as sacrebleu computes them. The words of the texts are its tokens.
+
+    Args:
+        translations: one text per sentence.
+        references: as many true translations.
+
+    Returns:
+        A dict: `bleu` and `chrf`, from 0 to 100, and sacrebleu's signature of each, `bleu_signature` and `chrf_signature`.
+
+    Raises:
+        TypeError: texts are a str.
+        ValueError: there are more texts of one kind than of the other.
+        ModuleNotFoundError: the package sacrebleu is missing.
+    """
+    for name, texts in (("translations", translations), ("references", references)):
+        if isinstance(texts, str):
+            raise TypeError(f"bleu: {name}: got a str; expected one text per sentence. Write [text].")
+    if len(translations) != len(references):
+        raise ValueError(f"bleu: references: got {len(references)} texts; expected {len(translations)}, one per translation.")
+    metrics = optional_module("sacrebleu.metrics", MSG_SACREBLEU)
+    found: dict[str, float | str] = {}
+    for name, metric in (("bleu", metrics.BLEU(tokenize="none", force=True)), ("chrf", metrics.CHRF())):
+        found[name] = float(metric.corpus_score(list(translations), [list(references)]).score)
+        found[f"{name}_signature"] = str(metric.get_signature())
     return found
