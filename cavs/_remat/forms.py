@@ -122,13 +122,9 @@ def _put(x: Var, space: Any) -> Eqn:
 
 
 def longest_kept(forward: Sequence[Eqn], keep: Collection[Var], share: float, times: int) -> frozenset[Var]:
-    """Returns a share of the kept bytes: the values that are computed first, because the backward needs them last.
+    """Returns at least a `share` of the bytes of the values `keep`: those that `forward` computes first.
 
-    Args:
-        forward: the equations that compute them.
-        keep: the kept values.
-        share: of all bytes, at least.
-        times: steps of a loop that keep them.
+    The backward needs these last. `times`: steps of a loop that keep them.
     """
     places = {v: i for i, e in enumerate(forward) for v in e.outvars}
     left, found = share * sum(map(bytes_of_var, keep)), list[Var]()

@@ -54,29 +54,18 @@ class Known(NamedTuple):
 
 @dataclass(eq=False)
 class Point:
-    """One plan of a function and of the bodies of its loops.
+    """One plan of a function and of the bodies of its loops."""
 
-    Attributes:
-        price: bytes for each FLOP of products that run again; `math.inf`: none does; None: everything is kept that JAX keeps.
-        known: what was traced already; shared by the plans of one function.
-        names: what the user asks for by name.
-        chunks: of the loops that run in chunks, the number of steps of a chunk. No other products run again, if there are any.
-        fixed: values of the function itself that are kept in any case.
-        host: the share of the kept bytes that are kept in the memory of the host.
-        saved: a saved plan, which says what to keep instead of `price`.
-        regions: what each graph keeps, by its name.
-        calls: the calls of `keep` for the loops inside of what is traced, with their results.
-    """
-
-    price: float | None
-    known: list["Known"]
-    names: Names = ()
+    price: float | None  # bytes for each FLOP of products that run again; `math.inf`: none; None: keep all that JAX keeps
+    known: list[Known]  # what was traced already; shared by the plans of one function
+    names: Names = ()  # what the user asks for by name
+    # Of the loops that run in chunks, the number of steps of a chunk. No other products run again, if there are any.
     chunks: dict[str, int] = field(default_factory=dict)
-    fixed: frozenset[Var] = frozenset()
-    host: float = 0
-    saved: dict[str, Any] | None = None
-    regions: dict[str, Region] = field(default_factory=dict)
-    calls: list[tuple[Any, Kept]] = field(default_factory=list)
+    fixed: frozenset[Var] = frozenset()  # values of the function itself that are kept in any case
+    host: float = 0  # the share of the kept bytes that are kept in the memory of the host
+    saved: dict[str, Any] | None = None  # a saved plan, which says what to keep instead of `price`
+    regions: dict[str, Region] = field(default_factory=dict)  # what each graph keeps, by its name
+    calls: list[tuple[Any, Kept]] = field(default_factory=list)  # of `keep` for the loops inside what is traced; their results
 
     @property
     def kept(self) -> Kept:

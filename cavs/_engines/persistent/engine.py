@@ -14,10 +14,9 @@ from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engi
 from cavs._engines.persistent.bounds import gathered_operands, powers_of_operands, state_bounds
 from cavs._engines.persistent.chip import MEASURED, LaunchOptions, Layouts, configure, too_wide
 from cavs._engines.persistent.explain import explain_launches
-from cavs._engines.persistent.forward import forward_of
 from cavs._engines.persistent.indices import gathered, parents, some_rows
 from cavs._engines.persistent.launch import LaunchArrays, launch, leaf_exponent
-from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
+from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, forward_of, recurrence_of
 from cavs._engines.persistent.marks import marked
 from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents

@@ -1,8 +1,7 @@
 """What `cavs.explain` says about engine `persistent`: how F is laid out on the chip, or why it cannot be."""
 
 from cavs._engines.persistent.chip import WIDE, LaunchOptions, can_stay, configure, source
-from cavs._engines.persistent.forward import forward_of
-from cavs._engines.persistent.lower import Recurrence, recurrence_of
+from cavs._engines.persistent.lower import Recurrence, forward_of, recurrence_of
 from cavs._engines.persistent.wide_levels import possible
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.counted import counted

@@ -14,9 +14,10 @@ import numpy as np
 from jax.core import ShapedArray
 
 from cavs._engines.persistent.bounds import bound, bounds, state_bounds
-from cavs._engines.persistent.chip import candidates
+from cavs._engines.persistent.chip import candidates, estimated, launch_cost
 from cavs._engines.persistent.device_equations import in_domain, multiplied, rewritten, with_scaled_products, zeros_in_domain
 from cavs._engines.persistent.replaced import Replaced, halved_states, reading_replaced, replaced_by_cuts
+from cavs._engines.persistent.wide_levels import wide_launch
 from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.plan import FunctionPlan
@@ -24,6 +25,7 @@ from cavs._function.split import Split
 from cavs._jaxpr.equations import depends, needed
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs._jaxpr.memo import memoized
+from cavs._schedule.schedule import Shape
 from cavs.kernels import (
     H200,
     PRECISIONS,
@@ -57,6 +59,10 @@ PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
 PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
 PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(TensorRole.NUM_CHILDREN)
 _OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
+# The estimated microseconds of a launch in tf32 from which on scaled float16 is used. A launch then takes 0.7 of the time, but
+# finding the largest number and copying the leaves take about 20 us. One H100, 2026-11-28, Tree-FC: with hidden 1024 and batch
+# 64 (257 us estimated), the launch takes 159 -> 113 us and a step 436 -> 405; with 512 and 16 (96), 27 -> 21 and 97 -> 98.
+_LONG = 200.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,6 +304,29 @@ def scaled_forward_of(plan: FunctionPlan, name: str | None, forest: bool, keep: 
     """
     found = _recurrence_of(plan, name, Way(True, forest or not keep, keep, scaled=True), target)
     return None if isinstance(found, Unfit) else found
+
+
+def forward_of(plan: FunctionPlan, name: str | None, shape: Shape, keep: bool, target: Target) -> Recurrence:
+    """Returns the forward of the inner role of a kind on schedules of a shape; see `recurrence_of`.
+
+    Its products are in scaled float16 where that saves time.
+    """
+    plain = recurrence_of(plan, name, True, shape.forest, keep, target)
+    other = scaled_forward_of(plan, name, shape.forest, keep, target)
+    return other if other is not None and is_long(plain, shape, target) else plain
+
+
+def is_long(made: Recurrence, shape: Shape, target: Target) -> bool:
+    """Returns whether a launch takes long, unless wide levels have a launch of their own, which multiplies in tf32.
+
+    The cost model says so alone: records of layouts may change before a run is resumed.
+    """
+    fitting = candidates(made.program, made.precision, target)
+    if not fitting:
+        return True
+    config = estimated(made.program, fitting, shape)
+    wide, _ = wide_launch(made.program, config, target, shape)
+    return wide is None and launch_cost(made.program, config, shape) > _LONG
 
 
 @memoized
