@@ -16,8 +16,8 @@ from cavs._engines.persistent.chip import MEASURED, LaunchOptions, Layouts, conf
 from cavs._engines.persistent.explain import explain_launches
 from cavs._engines.persistent.indices import gathered, parents, some_rows
 from cavs._engines.persistent.launch import LaunchArrays, launch, leaf_exponent
+from cavs._engines.persistent.launch_calls import marked
 from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, forward_of, recurrence_of
-from cavs._engines.persistent.marks import marked
 from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents
 from cavs._function.domains import EDGE

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.persistent.beside import run_launches
 from cavs._engines.persistent.chip import LaunchOptions
 from cavs._engines.persistent.indices import integers_of
+from cavs._engines.persistent.launch_calls import run_launches
 from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, PAD, STATE_ROW, Recurrence, is_sparse
 from cavs._engines.persistent.wide_levels import launch_configs
 from cavs._function.domains import EDGE

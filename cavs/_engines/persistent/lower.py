@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.core import ShapedArray
 
-from cavs._engines.persistent.bounds import bound, bounds, state_bounds
+from cavs._engines.persistent.bounds import bound, bounds, gathered_states, state_bounds
 from cavs._engines.persistent.chip import candidates, estimated, launch_cost
 from cavs._engines.persistent.device_equations import in_domain, multiplied, rewritten, with_scaled_products, zeros_in_domain
 from cavs._engines.persistent.replaced import Replaced, halved_states, reading_replaced, replaced_by_cuts
@@ -123,9 +123,8 @@ class Recurrence:
             raise Unfit("it computes with values of width 0")
         eqns, domains = rewritten(needed, part.joint.domain)
         places = self._places(eqns, domains)
-        gathered = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
-        gathered |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
-        self.precision = _precision(eqns, domains, bounds(eqns, gathered))
+        known = {v: largest[i] for v, i in gathered_states(part).items()}
+        self.precision = _precision(eqns, domains, bounds(eqns, known))
         how, inverses = PRECISIONS[self.precision], dict[Var, Var]()
         if how.instead_of:
             eqns, domains, inverses = with_scaled_products(eqns, domains, self.factor)

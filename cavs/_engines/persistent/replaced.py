@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cavs._engines.persistent.bounds import gathered_states
 from cavs._function.domains import EDGE, STATIC, domain_of
 from cavs._function.evaluate import matrix_product
 from cavs._function.keeping import lazy_reads
@@ -115,8 +116,7 @@ def halved_states(part: Split, forward: LevelProgram, backward: LevelProgram) ->
     The launch of the forward keeps copies of 16 bits of what its products read (`kernels._program.halves`). If the backward
     reads a state for nothing but products x^T dY, which round x to as many bits anyway, the copy is all that must stay.
     """
-    of = dict(zip(part.forward.slots, (i for _, i in part.recurrent.slots), strict=True))
-    of |= dict(zip(part.forward.child, part.recurrent.child, strict=True))
+    of = gathered_states(part)
     copied = {i for i in of.values() if Tensor(TensorRole.STATE, i, half=True) in forward.halves}
     later = lazy_reads(part.joint)
     read = {i for i in copied if any(v in later for v, j in of.items() if i == j)}
