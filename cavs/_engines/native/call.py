@@ -74,7 +74,7 @@ class NativeCall:
     def forward_of(self, k: int, part: Split, statics: Arrays, crossing: Arrays, save: bool) -> None:
         """Adds the forward of kind `k`, which creates what `saved_of` returns."""
         rows = self.rows[k]
-        self.kind(lowered(part, k, True, save) if rows.size else None, k, part, statics, crossing)
+        self.kind(lowered(part, k, True, save, (), ()) if rows.size else None, k, part, statics, crossing)
         for n, v in enumerate(part.forward.keep if save else ()):
             self.created("kept", k, n, _shape(rows, v.aval, part.joint.domain.get(v) == EDGE, slack=True))
         for n, (x, domain) in enumerate(zip(part.recurrent.extra, part.extra_domain, strict=True)):
@@ -89,7 +89,7 @@ class NativeCall:
     def backward_of(self, kind: Kind, statics: Arrays, crossing: Arrays, kept: Arrays, extras: Arrays) -> None:
         """Adds the backward of a kind. It writes its cut cotangents to new tensors, or over what the forward kept."""
         k, part, rows = kind.number, kind.part, kind.rows
-        program = lowered(part, k, False, True, kind.reused, kind.own) if rows.size else None
+        program = lowered(part, k, False, True, tuple(kind.reused.items()), tuple(kind.own.items())) if rows.size else None
         self.kind(program, k, part, statics, crossing)
         self.given |= {("kept", k, n): x for n, x in enumerate(kept)} | {("extra", k, n): x for n, x in enumerate(extras)}
         for i in part.reverse.extra_cts:

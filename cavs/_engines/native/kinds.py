@@ -1,6 +1,5 @@
 """Engine `native`: what its library computes for one kind in one direction, by names of tensors."""
 
-import functools
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -24,8 +23,7 @@ from cavs._stages.entrance import fixed
 # (what, kind, number); states and their cotangents belong to no kind.
 Name: TypeAlias = tuple[str, int, int]
 NO_KIND = -1
-_Numbers: TypeAlias = tuple[tuple[Var, int], ...]
-NOTHING: Mapping[Var, int] = {}
+_Numbers: TypeAlias = tuple[tuple[Var, int], ...]  # the items of a dict
 
 
 class Lowered(NamedTuple):
@@ -37,29 +35,55 @@ class Lowered(NamedTuple):
     constants: list[np.ndarray]  # constants of F that it reads
 
 
-def lowered(
-    part: Split, kind: int, forward: bool, save: bool, reused: Mapping[Var, int] = NOTHING, own: Mapping[Var, int] = NOTHING
-) -> Lowered:
+@memoized
+def lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers, own: _Numbers) -> Lowered:
     """Returns the program of a kind. Raises `Unfit` if the library lacks something that F needs.
 
-    Args:
-        kind: The number of the kind, for names.
-        save: Whether the forward keeps what the backward reads.
-        reused: Cut cotangents that overwrite kept values, with the number of these.
-        own: Cut cotangents that overwrite the cotangents of a vertex's own state, with the number of the state leaf.
+    `kind`: the number of the kind, for names. `save`: whether the forward keeps what the backward reads. `reused`: cut
+    cotangents that overwrite kept values, with the number of these. `own`: cut cotangents that overwrite the cotangents of a
+    vertex's own state, with the number of the state leaf.
     """
-    return _lowered(part, kind, forward, save, tuple(reused.items()), tuple(own.items()))
+    f, r, joint = part.forward, part.reverse, part.joint
+    cuts = StoredCuts([], {}, {}, {}, []) if forward else stored_cuts(joint)
+    if forward:
+        results, available = [*f.states, *f.extra, *(f.keep if save else ())], set[Var]()
+    else:
+        results, available = [*r.ct_slots.values(), *r.ct_child.values(), *cuts.values], joint.available
+    eqns, used = needed(joint.program.eqns, results, available)
+    eqns, domain = open_custom_calls(eqns, joint.domain)
+    static = [e for e in eqns if domain_of(e.outvars[0], domain) == STATIC]
+    rest = [e for e in eqns if domain_of(e.outvars[0], domain) != STATIC]
+    # In the order of their first use, so that equal programs are lowered alike.
+    wanted = dict.fromkeys(x for x in (*(x for e in rest for x in e.invars), *used, *results) if is_var(x))
+    made, constants = {v for e in rest for v in e.outvars}, list[np.ndarray]()
 
+    def constant(x: np.ndarray) -> Name:
+        constants.append(x)
+        return "constant", kind, len(constants) - 1
 
-@memoized
-def _lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers, own: _Numbers) -> Lowered:
-    return (_Forward if forward else _Backward)(part, kind, save, dict(reused), dict(own)).lowered()
+    tensors = _Tensors(part, kind, Lowering(domain, constant), set(wanted))
+    low = tensors.low
+    if forward:
+        tensors.entrance(frozenset())
+    else:
+        tensors.entrance(f.overwritten)
+        tensors.backward_inputs()
+    statics = [v for v in wanted if v not in made and v not in low.values]
+    for n, v in enumerate(statics):
+        low.static(v, ("static", kind, n))
+    for e in rest:
+        low.equation(e)
+    if forward:
+        tensors.forward_outputs(save)
+    else:
+        tensors.backward_outputs(cuts, dict(reused), dict(own))
+    return Lowered(kind_program(low.ops, tensors.written), needed(static, statics, set())[0], statics, constants)
 
 
 def check_lowered(part: Split, kind: int) -> None:
     """Raises `Unfit` if the library cannot compute a kind, forward or backward."""
     for forward in (True, False) if part.joint.differentiable else (True,):
-        lowered(part, kind, forward, save=True)
+        lowered(part, kind, forward, True, (), ())
 
 
 def static_arrays(own: Lowered, part: Split, kind: int, statics: list[jax.Array]) -> dict[Name, jax.Array]:
@@ -70,143 +94,79 @@ def static_arrays(own: Lowered, part: Split, kind: int, statics: list[jax.Array]
     return found | {("constant", kind, n): jnp.asarray(x) for n, x in enumerate(own.constants)}
 
 
-class _Direction:
-    """Lowers one direction: `results` are computed from what `inputs` gives, and `outputs` stores them."""
+class _Tensors:
+    """Declares the tensors that one direction of a kind reads and writes."""
 
-    def __init__(self, part: Split, kind: int, save: bool, reused: Mapping[Var, int], own: Mapping[Var, int]):
-        self.part, self.kind, self.save, self.reused, self.own = part, kind, save, reused, own
-        self.constants: list[np.ndarray] = []
-        self.wanted: dict[Var, None] = {}  # in the order of their first use, so that equal programs are lowered alike
+    def __init__(self, part: Split, kind: int, low: Lowering, wanted: set[Var]):
+        self.part, self.kind, self.low, self.wanted = part, kind, low, wanted
         self.written: list[Written] = []
 
-    def name(self, what: str, number: int = 0) -> Name:
-        return what, self.kind, number
+    def level(self, v: Var) -> Domain:
+        """Returns the domain of a kept value in memory."""
+        return EDGE if self.part.joint.domain.get(v) == EDGE else ROW
 
-    def results(self) -> list[Atom]:
-        raise NotImplementedError
-
-    def available(self) -> set[Var]:
-        raise NotImplementedError
-
-    def inputs(self, low: Lowering) -> None:
-        raise NotImplementedError
-
-    def outputs(self, low: Lowering) -> None:
-        raise NotImplementedError
-
-    def lowered(self) -> Lowered:
-        joint, results = self.part.joint, self.results()
-        eqns, used = needed(joint.program.eqns, results, self.available())
-        eqns, domain = open_custom_calls(eqns, joint.domain)
-        static = [e for e in eqns if domain_of(e.outvars[0], domain) == STATIC]
-        rest = [e for e in eqns if domain_of(e.outvars[0], domain) != STATIC]
-        self.wanted = dict.fromkeys(x for x in (*(x for e in rest for x in e.invars), *used, *results) if is_var(x))
-        low = Lowering(domain, self._constant)
-        made = {v for e in rest for v in e.outvars}
-        self.inputs(low)
-        statics = [v for v in self.wanted if v not in made and v not in low.values]
-        for n, v in enumerate(statics):
-            low.static(v, self.name("static", n))
-        for e in rest:
-            low.equation(e)
-        self.outputs(low)
-        needs = needed(static, statics, set())[0]
-        return Lowered(kind_program(low.ops, self.written), needs, statics, self.constants)
-
-    def _constant(self, x: np.ndarray) -> Name:
-        self.constants.append(x)
-        return self.name("constant", len(self.constants) - 1)
-
-    def entrance(self, low: Lowering, overwritten: frozenset[int]) -> None:
+    def entrance(self, overwritten: frozenset[int]) -> None:
         """Declares what vertices read: eager rows, states of children, and their number of children."""
-        part, f = self.part, self.part.forward
+        part, f, low = self.part, self.part.forward, self.low
         for c, (v, domain) in enumerate(zip(f.cross, part.reverse.cross_domain, strict=True)):
             if v in self.wanted:
-                low.rows(v, self.name("crossing", c), Shift.NONE, domain)
+                low.rows(v, ("crossing", self.kind, c), Shift.NONE, domain)
         gathers = [*zip(f.slots, part.recurrent.slots, strict=True)]
         gathers += [(v, (-1, i)) for v, i in zip(f.child, part.recurrent.child, strict=True)]
         for v, (child, i) in gathers:
             if v in self.wanted:
                 low.gathered(v, ("cotangent" if i in overwritten else "state", NO_KIND, i), child)
         if f.num_children in self.wanted:
-            low.rows(f.num_children, self.name("num_children"), Shift.NONE)
+            low.rows(f.num_children, ("num_children", self.kind, 0), Shift.NONE)
 
-    def store(self, low: Lowering, x: Atom, what: str, number: int, shift: Shift, domain: Domain) -> None:
-        """Stores a value in a tensor that the call creates."""
-        name = self.name(what, number)
-        low.stored(x, name, shift, domain)
-        self.written.append(Written(name, domain, shift, repeat=what == "extra"))
-
-
-class _Forward(_Direction):
-    def results(self) -> list[Atom]:
-        f = self.part.forward
-        return [*f.states, *f.extra, *(f.keep if self.save else ())]
-
-    def available(self) -> set[Var]:
-        return set()
-
-    def inputs(self, low: Lowering) -> None:
-        self.entrance(low, frozenset())
-
-    def outputs(self, low: Lowering) -> None:
-        part, f = self.part, self.part.forward
-        for i, x in enumerate(f.states):
-            low.stored(x, ("state", NO_KIND, i), Shift.STATE, ROW)
-        for n, v in enumerate(f.keep if self.save else ()):
-            self.store(low, v, "kept", n, Shift.PADDED, EDGE if part.joint.domain.get(v) == EDGE else ROW)
-        for n, (x, domain) in enumerate(zip(f.extra, part.extra_domain, strict=True)):
-            self.store(low, x, "extra", n, Shift.NONE, domain)
-
-
-class _Backward(_Direction):
-    @functools.cached_property
-    def cuts(self) -> StoredCuts:
-        return stored_cuts(self.part.joint)
-
-    @property
-    def known(self) -> set[Var]:
-        """The cut cotangents of the eager part's results, which the call is given, so that it does not store them."""
-        return set() if self.part.role.states else set(self.part.reverse.extra_cts.values())
-
-    def results(self) -> list[Atom]:
-        r = self.part.reverse
-        return [*r.ct_slots.values(), *r.ct_child.values(), *self.cuts.values]
-
-    def available(self) -> set[Var]:
-        return self.part.joint.available
-
-    def inputs(self, low: Lowering) -> None:
-        part, f, r = self.part, self.part.forward, self.part.reverse
-        self.entrance(low, f.overwritten)
-        for n, v in enumerate(f.keep):
+    def backward_inputs(self) -> None:
+        """Declares what the backward reads of the forward, and cotangents."""
+        part, f, r, low = self.part, self.part.forward, self.part.reverse, self.low
+        rows = [(v, ("kept", self.kind, n), Shift.PADDED, self.level(v)) for n, v in enumerate(f.keep)]
+        extra = zip(f.extra, part.extra_domain, strict=True)
+        rows += [(v, ("extra", self.kind, n), Shift.NONE, domain) for n, (v, domain) in enumerate(extra) if is_var(v)]
+        states = [(i, v) for i, v in enumerate(f.states) if is_var(v) and i not in f.overwritten]
+        rows += [(v, ("state", NO_KIND, i), Shift.STATE, ROW) for i, v in states]
+        for v, tensor, shift, domain in rows:
             if v in self.wanted and v not in low.values:
-                low.rows(v, self.name("kept", n), Shift.PADDED, EDGE if part.joint.domain.get(v) == EDGE else ROW)
-        for n, (v, domain) in enumerate(zip(f.extra, part.extra_domain, strict=True)):
-            if is_var(v) and v in self.wanted and v not in low.values:
-                low.rows(v, self.name("extra", n), Shift.NONE, domain)
-        for i, v in enumerate(f.states):
-            if is_var(v) and v in self.wanted and v not in low.values and i not in f.overwritten:
-                low.rows(v, ("state", NO_KIND, i), Shift.STATE)
+                low.rows(v, tensor, shift, domain)
         for i, v in r.state_cts.items():
             low.rows(v, ("cotangent", NO_KIND, i), Shift.STATE)
         for i, v in r.extra_cts.items():
-            low.rows(v, self.name("extra_cotangent", i), Shift.PADDED, part.extra_domain[i])
+            low.rows(v, ("extra_cotangent", self.kind, i), Shift.PADDED, part.extra_domain[i])
 
-    def outputs(self, low: Lowering) -> None:
-        part, r = self.part, self.part.reverse
-        for n, v in enumerate(self.cuts.values):
-            if v in self.known:
+    def forward_outputs(self, save: bool) -> None:
+        """Stores the states, what the backward reads, and what the lazy part reads."""
+        part, f = self.part, self.part.forward
+        for i, x in enumerate(f.states):
+            self.low.stored(x, ("state", NO_KIND, i), Shift.STATE, ROW)
+        for n, v in enumerate(f.keep if save else ()):
+            self.store(v, "kept", n, Shift.PADDED, self.level(v))
+        for n, (x, domain) in enumerate(zip(f.extra, part.extra_domain, strict=True)):
+            self.store(x, "extra", n, Shift.NONE, domain)
+
+    def backward_outputs(self, cuts: StoredCuts, reused: Mapping[Var, int], own: Mapping[Var, int]) -> None:
+        """Stores cut cotangents, and adds the cotangents of children to theirs."""
+        part, r, low = self.part, self.part.reverse, self.low
+        # The call is given the cut cotangents of the eager part's results, so it does not store them.
+        known = set() if part.role.states else set(r.extra_cts.values())
+        for n, v in enumerate(cuts.values):
+            domain = EDGE if cuts.domain[v] == EDGE else ROW
+            if v in known:
                 continue
-            domain = EDGE if self.cuts.domain[v] == EDGE else ROW
-            if v in self.reused:
-                low.stored(v, self.name("kept", self.reused[v]), Shift.PADDED, domain, last=True)
-            elif v in self.own:
-                low.stored(v, ("cotangent", NO_KIND, self.own[v]), Shift.STATE, domain, last=True)
+            if v in reused:
+                low.stored(v, ("kept", self.kind, reused[v]), Shift.PADDED, domain, last=True)
+            elif v in own:
+                low.stored(v, ("cotangent", NO_KIND, own[v]), Shift.STATE, domain, last=True)
             else:
-                self.store(low, v, "cut", n, Shift.PADDED, domain)
-        for slots, numbers in ((r.ct_slots, part.recurrent.slots), (r.ct_child, [(-1, i) for i in part.recurrent.child])):
-            for j, x in slots.items():
-                child, i = numbers[j]
-                domain = EDGE if child < 0 else ROW
-                low.scattered(x, ("cotangent", NO_KIND, i), child, domain, i not in part.forward.overwritten)
+                self.store(v, "cut", n, Shift.PADDED, domain)
+        children = [(x, part.recurrent.slots[j], ROW) for j, x in r.ct_slots.items()]
+        children += [(x, (-1, part.recurrent.child[j]), EDGE) for j, x in r.ct_child.items()]
+        for x, (child, i), domain in children:
+            low.scattered(x, ("cotangent", NO_KIND, i), child, domain, i not in part.forward.overwritten)
+
+    def store(self, x: Atom, what: str, number: int, shift: Shift, domain: Domain) -> None:
+        """Stores a value in a tensor that the call creates."""
+        name = what, self.kind, number
+        self.low.stored(x, name, shift, domain)
+        self.written.append(Written(name, domain, shift, repeat=what == "extra"))
