@@ -10,10 +10,10 @@ import numpy as np
 
 from cavs._engines.engine import Batch
 from cavs._engines.native.kinds import NO_KIND, Lowered, Name, lowered, static_arrays
-from cavs._engines.native.program import encoded
+from cavs._engines.native.program import KindProgram, Written, encoded
 from cavs._engines.native.values import Shift
 from cavs._engines.scan.task import Kind, empty_cuts
-from cavs._function.domains import EDGE
+from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
 from cavs._schedule.shape import slots_of
 from cavs._stages.tensors import Rows
@@ -139,13 +139,9 @@ class NativeCall:
         for k in [*range(inner), *leaves]:
             own, rows, leaf = self._kinds.get(k), self.rows[k], k >= inner
             sizes = [rows.size, rows.edges, -1 if leaf else at, 0 if leaf else edge_at, rows.pad, rows.edge_pad]
-            if own is None:
-                created = [name for name in self._results if name[1] == k and name[0] != "state"]
-                words += [*sizes, 0, 0, 0, len(created)]
-                words += [w for name in created for w in (number(name), 0, Shift.NONE, 0)]
-                words.append(0)
-            else:
-                words += encoded(own.program, sizes, number)
+            # Without vertices, the call fills the results of the kind with zeros.
+            made = [Written(name, ROW, Shift.NONE, False) for name in self._results if name[1] == k and name[0] != "state"]
+            words += encoded(own.program if own else KindProgram([], {}, [], made), sizes, number)
             at, edge_at = at + rows.size, edge_at + rows.edges
         return words
 
