@@ -172,17 +172,19 @@ class Lowering:
             self.values[eqn.outvars[0]] = Parts(of)
             letter(eqn.outvars[0])
             return
-        views = [self.view(x, domain) for x in eqn.invars]
         for v, at in zip(eqn.outvars, moved(eqn), strict=True):
-            self.values[v] = self._picked(v, views, [_size(x) for x in eqn.invars], at, domain)
+            letter(v)
+            self.values[v] = self._picked(eqn.invars, at, domain, steps=(0, 1))
 
-    def _picked(self, v: Var, views: list[View], sizes: list[int], at: np.ndarray, domain: Domain) -> View:
-        """Returns the value that consists of the elements with numbers `at` of all elements of `views`."""
-        letter(v)
-        runs = pieces(views, sizes, at)
-        if len(runs) == 1 and runs[0][0].step in (0, 1):
+    def _picked(self, operands: Sequence[Atom], at: np.ndarray, domain: Domain, steps: Sequence[int] = ()) -> View:
+        """Returns the elements with numbers `at` of all elements of the operands.
+
+        They are a view of one operand, if its step is one of `steps`, and otherwise copies.
+        """
+        runs = pieces([self.view(x, domain) for x in operands], [_size(x) for x in operands], at)
+        if len(runs) == 1 and runs[0][0].step in steps:
             return runs[0][0]
-        to = View(Base(_size(v), domain))
+        to = View(Base(len(at), domain))
         self.ops.append(Op(Opcode.MOVE, domain, to.base.n, to, runs=runs))
         return to
 
@@ -213,10 +215,7 @@ class Lowering:
         if rest and axes and max(axes) < min(rest):  # the rest is contiguous: no need to move it
             inner, outer = math.prod(outer), []
         elif order != list(range(len(shape))):
-            at = np.arange(n).reshape(shape).transpose(order).reshape(-1)
-            runs = pieces([view], [n], at)
-            view = View(Base(n, domain))
-            self.ops.append(Op(Opcode.MOVE, domain, n, view, runs=runs))
+            view = self._picked([x], np.arange(n).reshape(shape).transpose(order).reshape(-1), domain)
         view = self._in_domain(view, n, domain)
         sizes = [math.prod(outer), math.prod(shape[i] for i in axes), inner]
         if 0 in sizes:
@@ -273,12 +272,7 @@ class Lowering:
             shape = x.aval.shape
             rest = [i for i in range(len(shape)) if i not in (*batch, *contracted)]
             at = np.arange(_size(x)).reshape(shape).transpose([*batch, *rest, *contracted]).reshape(-1)
-            runs = pieces([self.view(x, domain)], [_size(x)], at)
-            if len(runs) == 1 and runs[0][0].step == 1:
-                views.append(runs[0][0])
-            else:
-                views.append(View(Base(_size(x), domain)))
-                self.ops.append(Op(Opcode.MOVE, domain, _size(x), views[-1], runs=runs))
+            views.append(self._picked([x], at, domain, steps=(1,)))
             free.append(math.prod(shape[i] for i in rest))
         batch = math.prod(eqn.invars[0].aval.shape[i] for i in lb)
         k = math.prod(eqn.invars[0].aval.shape[i] for i in lc)
