@@ -91,7 +91,7 @@ class _Stage(NamedTuple):
 
 def in_library(batch: Batch) -> list[int]:
     """Returns the kinds whose eager part the library computes."""
-    return [k for k, part in enumerate(batch.parts) if part.eager.eqns and _own_split(batch, k)]
+    return [k for k in range(len(batch.parts)) if _own_split(batch, k)]
 
 
 def _own_split(batch: Batch, k: int) -> Split | None:
@@ -102,7 +102,7 @@ def eager_part(
     batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
 ) -> tuple[list[Values], list[Transpose]] | None:
     """Computes the eager part of kind `k` in the library; see `Engine.eager_part`. Returns `None` if XLA has to."""
-    own = _own_split(batch, k) if batch.parts[k].eager.eqns else None
+    own = _own_split(batch, k)
     if own is None:
         return None
     stage = _Stage(batch.job, k, own)

@@ -213,23 +213,21 @@ def _rounds_back(
     batch: Batch, saved: Saved, loop: scan_reverse.Loop, tasks: jax.Array, g: StateCotangents, totals: Totals
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
     """Runs all rounds, and the leaves, in one call of the library; see `scan_reverse.rounds_back`."""
-    levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
+    levels = saved._replace(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[])
     numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
     reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]
     here_of, inner_kinds = _batches(batch), len(batch.kinds)
     options = loop.options  # not `loop`, which has tracers
 
-    def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_reverse.Loop:
-        here = here_of(data)
-        own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
-        kinds = []
+    def loop_of(data: jax.Array, levels: Saved, cts: PyTree) -> scan_reverse.Loop:
+        here, kinds = here_of(data), []
         for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
             part, rows = here.parts[k], here.rows[k]
-            kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k))
+            kind = kind_of(k, part, rows, [], memory_of(part, rows, levels, k))
             kinds.append((with_reuse(kind, reuses[1]) if reuses[0] else kind)._replace(extra_cts=own_cts))
         return scan_reverse.Loop(here.sched, here.zeros, kinds, options)
 
-    def on_scan(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
+    def on_scan(data: jax.Array, levels: Saved, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
         here = loop_of(data, levels, cts)
         inner = here._replace(kinds=[kind for kind in here.kinds if not is_leaf(kind, here.sched)])
         _, g, cuts, _ = scan_reverse.rounds_back(inner, tasks, g, [{} for _ in inner.kinds])
@@ -238,7 +236,7 @@ def _rounds_back(
             found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - inner_kinds], g, here.options.fusion))
         return g, found
 
-    def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
+    def on_library(data: jax.Array, levels: Saved, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
         return _backward_call(here_of(data), loop_of(data, levels, cts), levels, g)
 
     g, cuts = replaceable(on_library, on_scan, local=True)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
@@ -247,19 +245,15 @@ def _rounds_back(
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 
-_LEVELS = ("states", "statics", "eager_rows", "kept", "extras")
-
-
-def _backward_call(batch: Batch, loop: scan_reverse.Loop, levels: tuple[PyTree, ...], g: StateCotangents) -> PyTree:
-    states, statics, eager, kept, extras = levels
+def _backward_call(batch: Batch, loop: scan_reverse.Loop, levels: Saved, g: StateCotangents) -> PyTree:
     call = NativeCall(batch, backward=True)
-    for i, x in enumerate(states):
+    for i, x in enumerate(levels.states):
         call.given[("state", NO_KIND, i)] = x
     for i, x in g.items():
         call.updated("cotangent", i, x)
     for kind in loop.kinds:
         k, part = kind.number, kind.part
-        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        call.backward_of(kind, statics[k], crossing, kept[k], extras[k])
+        crossing = [x for v, x in zip(part.eager.outs, levels.eager_rows[k], strict=True) if v in part.recurrent.cross]
+        call.backward_of(kind, levels.statics[k], crossing, levels.kept[k], levels.extras[k])
     out = call.run()
     return {i: out["cotangent", NO_KIND, i] for i in g}, [call.cuts_of(out, kind) for kind in loop.kinds]

@@ -53,18 +53,13 @@ _VIEWS = ("stop_gradient", "copy_p", "optimization_barrier", enter_p.name)
 
 
 class Lowering:
-    """Collects the operations of one kind and direction.
-
-    Attributes:
-        ops: The operations.
-        values: Where the values of variables lie.
-        constant: Called with a NumPy array, which becomes a static tensor; returns its name.
-    """
+    """Collects the operations of one kind and direction."""
 
     def __init__(self, domain: Domains, constant: Callable[[np.ndarray], Any]):
-        self.ops: list[Op] = []
-        self.values: dict[Var, Value] = {}
-        self.domain, self.constant = domain, constant
+        self.ops: list[Op] = []  # the operations
+        self.values: dict[Var, Value] = {}  # where the values of variables lie
+        self.domain = domain
+        self.constant = constant  # called with a NumPy array, which becomes a static tensor; returns its name
 
     # Inputs.
 

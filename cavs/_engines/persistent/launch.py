@@ -245,13 +245,10 @@ def parents(sched: Schedule, rows: KindRows, arity: int, at: jax.Array | int, si
 
 
 def gathered(tensor: jax.Array, up: dict[Index, jax.Array], index: Index, n: int, interpret: bool) -> jax.Array:
-    """Sums the cotangents that parents wrote, for each of n vertices, in a fixed order.
+    """Sums the cotangents that parents wrote to `tensor`, (rows, ...), for each of n vertices, in a fixed order.
 
-    Args:
-        tensor: (rows, ...) what the parents wrote.
-        up: from `parents`.
-        index: the place in `up` of the rows to read.
-        interpret: whether the engine runs in Pallas' interpreter.
+    `up`: from `parents`. `index`: the place in `up` of the rows to read. `interpret`: whether the engine runs in Pallas'
+    interpreter.
     """
     edge = up[index]
     if PARENT_FIRST not in up:

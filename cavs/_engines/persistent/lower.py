@@ -87,31 +87,22 @@ class Way(NamedTuple):
 class Recurrence:
     """One direction of the recurrent part of an inner role as a `LevelProgram`, with what its launch reads and writes.
 
-    Args:
-        way: The direction, and what it must do.
-        pushed: The states to whose cotangents pushes contribute; other states get cotangents only from parents.
-        largest: Bounds of the states; see `_engines.persistent.bounds.state_bounds`.
-        replaced: Which kept values the forward stores side by side, for the backward to replace.
-        scaled: The states whose copies of 16 bits are multiplied by `factor`, if any.
-
-    Attributes:
-        halved: The states whose copies of 16 bits the forward keeps; empty for a backward.
-        factor: A static scalar: a power of two, at most 1, that brings these states into the range of float16. It is not
-            computed by `static_eqns`.
-
     Raises `Unfit` if the kernels cannot compute it.
     """
 
     def __init__(
         self,
         part: Split,
-        way: Way,
-        pushed: frozenset[int],
-        largest: list[float],
-        replaced: Replaced,
-        scaled: frozenset[int] = frozenset(),
+        way: Way,  # the direction, and what it must do
+        pushed: frozenset[int],  # states to whose cotangents pushes contribute; others get cotangents only from parents
+        largest: list[float],  # bounds of the states; see `_engines.persistent.bounds.state_bounds`
+        replaced: Replaced,  # which kept values the forward stores side by side, for the backward to replace
+        scaled: frozenset[int] = frozenset(),  # the states whose copies of 16 bits are multiplied by `factor`, if any
     ):
-        self.replaced, self.halved, self.scaled = replaced, list[int](), scaled
+        self.replaced, self.scaled = replaced, scaled
+        self.halved: list[int] = []  # the states whose copies of 16 bits the forward keeps; empty for a backward
+        # A static scalar: a power of two, at most 1, that brings these states into the range of float16. It is not computed by
+        # `static_eqns`.
         self.factor = Var(ShapedArray((), np.dtype(np.float32))) if scaled else None
         self.part, self.forward, self.pushed = part, way.forward, pushed
         self.kept: list[Var] = part.forward.keep if way.keep else []
@@ -135,7 +126,9 @@ class Recurrence:
         read = dict.fromkeys((*(x for e in moving for x in e.invars if is_var(x)), *inverses.values()))
         self.statics = [x for x in read if domains.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
-        program = cut(moving, domains, self._sources(way.forest), places, self._exchanged_states(), how.chunk)
+        # Tensors that a level reads after an earlier level of the same launch wrote them.
+        exchanged = frozenset(Tensor(TensorRole.STATE, i) for i in range(len(part.forward.states) if way.forward else 0))
+        program = cut(moving, domains, self._sources(way.forest), places, exchanged, how.chunk)
         if not way.forward:
             self.replaced = replaced_by_cuts(part, program)
             program = reading_replaced(program, self.replaced)
@@ -169,10 +162,6 @@ class Recurrence:
             return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept], set())[0]
         outputs = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts, *self.operands]
         return needed(part.joint.program.eqns, outputs, part.joint.available)[0]
-
-    def _exchanged_states(self) -> frozenset[Tensor]:
-        """Returns the tensors that a level reads after an earlier level of the same launch wrote them."""
-        return frozenset(Tensor(TensorRole.STATE, i) for i in range(len(self.part.forward.states) if self.forward else 0))
 
     def _sources(self, forest: bool) -> dict[Var, Source]:
         """Maps each input to where the launch reads it."""
