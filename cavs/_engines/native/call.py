@@ -15,6 +15,7 @@ from cavs._engines.native.program import KindProgram, Written, encoded
 from cavs._engines.scan.task import Kind, empty_cuts
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
+from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.shape import slots_of
 from cavs._stages.tensors import Rows
 from cavs.kernels import NATIVE_LEVELS, native_call
@@ -25,11 +26,6 @@ _FIELDS = (
     "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
     "num_children leaf_count leaf_row"
 ).split()
-
-
-def _words32(x: jax.Array) -> jax.Array:
-    """Returns booleans as the library has them."""
-    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
 
 
 class NativeCall:
@@ -50,16 +46,10 @@ class NativeCall:
     def updated(self, what: str, number: int, x: jax.Array) -> None:
         """Adds a tensor of states or of their cotangents, which the call updates in place."""
         self.given[(what, NO_KIND, number)] = x
-        self._results[(what, NO_KIND, number)] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        self.created(what, NO_KIND, number, x)
 
-    def overwritten(self, name: Name) -> None:
-        """Marks a given tensor as a result that the call writes over it."""
-        x = self.given[name]
-        assert not callable(x)
-        self._results[name] = jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct) -> None:
-        """Adds a result, which the call fills."""
+    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct | jax.Array) -> None:
+        """Adds a result, which the call fills; if it is given as well, in place."""
         self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
 
     def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, crossing: Arrays) -> None:
@@ -93,20 +83,17 @@ class NativeCall:
         self.kind(program, k, part, statics, crossing)
         self.given |= {("kept", k, n): x for n, x in enumerate(kept)} | {("extra", k, n): x for n, x in enumerate(extras)}
         for i in part.reverse.extra_cts:
-            zero = functools.partial(_zeros, _shape(rows, part.recurrent.extra[i].aval, part.extra_domain[i] == EDGE, True))
+            like = _shape(rows, part.recurrent.extra[i].aval, part.extra_domain[i] == EDGE, True)
+            zero = functools.partial(jnp.zeros, like.shape, like.dtype)
             self.given["extra_cotangent", k, i] = kind.extra_cts[i] if i in kind.extra_cts else zero
         shapes = jax.eval_shape(lambda: empty_cuts(kind, self.batch.zeros))
         for v, x in zip(kind.stored, shapes, strict=True):
-            if v in kind.reused:
-                self.overwritten(("kept", k, kind.reused[v]))
-            else:
-                self.created("cut", k, kind.cuts.values.index(v), x)
+            self.created(*_name_of_cut(kind, v), x)
 
     @staticmethod
     def cuts_of(out: dict[Name, jax.Array], kind: Kind) -> Arrays:
         """Returns the cut cotangents of a kind, in the order of `Kind.stored`."""
-        k, reused, place = kind.number, kind.reused, kind.cuts.values.index
-        return [out[("kept", k, reused[v]) if v in reused else ("cut", k, place(v))] for v in kind.stored]
+        return [out[_name_of_cut(kind, v)] for v in kind.stored]
 
     def run(self) -> dict[Name, jax.Array]:
         """Runs all levels. Returns the results by name."""
@@ -118,7 +105,8 @@ class NativeCall:
         results = list(self._results)
         place = {name: i for i, name in enumerate(names)} | {name: len(names) + i for i, name in enumerate(results)}
         words = np.array(self._words(lambda name: place[name]), np.int32)
-        arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
+        arrays = [x() if callable(x) else x for x in (self.given[name] for name in names)]
+        arrays = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in arrays]  # as the library has booleans
         aliases = {1 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
         shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
         out = native_call(NATIVE_LEVELS, shapes, [jnp.asarray(self.batch.sched.data), *arrays], words, aliases)
@@ -146,10 +134,11 @@ class NativeCall:
         return words
 
 
+def _name_of_cut(kind: Kind, v: Var) -> Name:
+    """Returns where a cut cotangent is stored: over what the forward kept, or in a new tensor."""
+    return ("kept", kind.number, kind.reused[v]) if v in kind.reused else ("cut", kind.number, kind.cuts.values.index(v))
+
+
 def _shape(rows: Rows, aval: Any, edge: bool, slack: bool) -> jax.ShapeDtypeStruct:
     n, pad = (rows.edges, rows.edge_pad) if edge else (rows.size, rows.pad)
     return jax.ShapeDtypeStruct((n + 2 * pad * slack, *aval.shape), aval.dtype)
-
-
-def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(like.shape, like.dtype)

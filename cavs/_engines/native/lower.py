@@ -25,7 +25,6 @@ from cavs._engines.native.operations import (
     Shift,
     Value,
     View,
-    broadcasts,
     elementwise,
     letter,
     moved,
@@ -188,10 +187,10 @@ class Lowering:
         return self.values[v]  # type: ignore[return-value]
 
     def _elementwise(self, eqn: Eqn, operation: str, domain: Domain) -> None:
-        views = [self.view(x, domain) for x in eqn.invars]
-        views = [View(v.base, v.offset, 0) if one else v for v, one in zip(views, broadcasts(eqn), strict=True)]
+        n, views = _size(eqn.outvars[0]), [self.view(x, domain) for x in eqn.invars]
+        scalars = [n > 1 and _size(x) == 1 for x in eqn.invars]  # beside a result that is none
+        views = [View(v.base, v.offset, 0) if one else v for v, one in zip(views, scalars, strict=True)]
         imm = eqn.params["y"] if operation == "integer_pow" else 0
-        n = _size(eqn.outvars[0])
         if any(_size(x) not in (1, n) for x in eqn.invars):  # the library would read beyond the operand
             raise Unfit(f"{eqn.primitive.name} of operands of {[x.aval.shape for x in eqn.invars]}")
         self.ops.append(Op(Opcode.ELEMENTWISE, domain, n, self._new(eqn.outvars[0], domain), CODE[operation], views, imm))

@@ -203,12 +203,6 @@ def _converted(before: str, after: str) -> str:
     return "to_bool" if before == "f" else "to_bool_i"
 
 
-def broadcasts(eqn: Eqn) -> Sequence[bool]:
-    """Returns for each operand whether it is a scalar for results that are not."""
-    size = eqn.outvars[0].aval.size
-    return [size > 1 and x.aval.size == 1 for x in eqn.invars]
-
-
 def _padded(x: np.ndarray, value: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
     if any(min(c) < 0 for c in config):
         raise Unfit("pad with negative padding")
@@ -230,10 +224,6 @@ def _broadcast(x: np.ndarray, p: dict[str, Any]) -> np.ndarray:
     return np.broadcast_to(x.reshape(shape), p["shape"])
 
 
-def _split(x: np.ndarray, p: dict[str, Any]) -> list[np.ndarray]:
-    return np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"])
-
-
 # Each takes the numbers of the operands' elements and the parameters, and returns the numbers of the results' elements.
 MOVES: dict[str, Callable[..., Any]] = {
     "reshape": lambda x, p: x.reshape(p["new_sizes"]),
@@ -243,7 +233,7 @@ MOVES: dict[str, Callable[..., Any]] = {
     "rev": lambda x, p: np.flip(x, tuple(p["dimensions"])),
     "slice": _sliced,
     "broadcast_in_dim": _broadcast,
-    "split": _split,
+    "split": lambda x, p: np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"]),
     "unstack": lambda x, p: list(np.moveaxis(x, p["axis"], 0)),
     "stack": lambda *x: np.stack(x[:-1], x[-1]["axis"]),
     "concatenate": lambda *x: np.concatenate(x[:-1], x[-1]["dimension"]),
