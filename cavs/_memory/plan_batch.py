@@ -166,10 +166,11 @@ def chosen(batch: BatchGradient, budget: int | str | None, argument: str = "plan
         if found.parts > 1:
             check_parts(batch, found.parts)
         return found
+    assert isinstance(budget, int)  # the smallest choice fits any other one
     least = min(batch.sizes, key=batch.sizes.__getitem__)
     needed, own = batch.sizes[least], text_of(bytes_of_arrays(batch.params))
     raise BudgetError(
-        f"{argument}: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters "
+        f"{argument}: got {text_of(budget)}; expected at least {text_of(needed)}, for {least}. The parameters "
         f"take {own}, and so do their gradients{batch.data.cause}. Write {argument.split()[-1]}={needed}, or a smaller model."
     )
 

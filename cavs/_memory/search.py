@@ -143,11 +143,9 @@ class BatchGradient:
     def measure(self, choice: Choice) -> int | None:
         """Returns the bytes of temporary memory as compiled; `None` if the engine that the loss asks for cannot run it."""
         if choice not in self.sizes:
-            try:
+            with contextlib.suppress(EngineError):
                 self.sizes[choice] = self.compiled(choice)[1]
-            except EngineError:
-                return None
-        return self.sizes[choice]
+        return self.sizes.get(choice)
 
     def compiled(self, choice: Choice) -> tuple[Any, int]:
         """Compiles the program. Returns it, and the bytes of its temporary memory."""

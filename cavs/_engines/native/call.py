@@ -52,19 +52,20 @@ class NativeCall:
         """Adds a result, which the call fills; if it is given as well, in place."""
         self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
 
-    def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, crossing: Arrays) -> None:
+    def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, eager: Arrays) -> None:
         """Adds the program of kind `k` (`None` without vertices), and the static values and eager rows that it reads."""
         self._kinds[k] = own
         rows = self.rows[k]
         self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
+        crossing = (x for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
         self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
         if own is not None:
             self.given |= static_arrays(own, part, k, statics)
 
-    def forward_of(self, k: int, part: Split, statics: Arrays, crossing: Arrays, save: bool) -> None:
+    def forward_of(self, k: int, part: Split, statics: Arrays, eager: Arrays, save: bool) -> None:
         """Adds the forward of kind `k`, which creates what `saved_of` returns."""
         rows = self.rows[k]
-        self.kind(lowered(part, k, True, save, (), ()) if rows.size else None, k, part, statics, crossing)
+        self.kind(lowered(part, k, True, save, (), ()) if rows.size else None, k, part, statics, eager)
         for n, v in enumerate(part.forward.keep if save else ()):
             self.created("kept", k, n, _shape(rows, v.aval, part.joint.domain.get(v) == EDGE, slack=True))
         for n, (x, domain) in enumerate(zip(part.recurrent.extra, part.extra_domain, strict=True)):
@@ -76,11 +77,11 @@ class NativeCall:
         kept = [out["kept", k, n] for n in range(len(part.forward.keep) if save else 0)]
         return kept, [out["extra", k, n] for n in range(len(part.recurrent.extra))]
 
-    def backward_of(self, kind: Kind, statics: Arrays, crossing: Arrays, kept: Arrays, extras: Arrays) -> None:
+    def backward_of(self, kind: Kind, statics: Arrays, eager: Arrays, kept: Arrays, extras: Arrays) -> None:
         """Adds the backward of a kind. It writes its cut cotangents to new tensors, or over what the forward kept."""
         k, part, rows = kind.number, kind.part, kind.rows
         program = lowered(part, k, False, True, tuple(kind.reused.items()), tuple(kind.own.items())) if rows.size else None
-        self.kind(program, k, part, statics, crossing)
+        self.kind(program, k, part, statics, eager)
         self.given |= {("kept", k, n): x for n, x in enumerate(kept)} | {("extra", k, n): x for n, x in enumerate(extras)}
         for i in part.reverse.extra_cts:
             like = _shape(rows, part.recurrent.extra[i].aval, part.extra_domain[i] == EDGE, True)

@@ -201,8 +201,7 @@ def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: li
         else:
             call.updated("state", i, states[i])
     for k, part in enumerate(batch.parts):
-        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        call.forward_of(k, part, statics[k], crossing, save)
+        call.forward_of(k, part, statics[k], eager[k], save)
     out = call.run()
     saved = [call.saved_of(out, k, part, save) for k, part in enumerate(batch.parts)]
     states = [out["state", NO_KIND, i] for i in range(len(avals))]
@@ -252,8 +251,7 @@ def _backward_call(batch: Batch, loop: scan_reverse.Loop, levels: Saved, g: Stat
     for i, x in g.items():
         call.updated("cotangent", i, x)
     for kind in loop.kinds:
-        k, part = kind.number, kind.part
-        crossing = [x for v, x in zip(part.eager.outs, levels.eager_rows[k], strict=True) if v in part.recurrent.cross]
-        call.backward_of(kind, levels.statics[k], crossing, levels.kept[k], levels.extras[k])
+        k = kind.number
+        call.backward_of(kind, levels.statics[k], levels.eager_rows[k], levels.kept[k], levels.extras[k])
     out = call.run()
     return {i: out["cotangent", NO_KIND, i] for i in g}, [call.cuts_of(out, kind) for kind in loop.kinds]
