@@ -23,7 +23,7 @@ from cavs._engines.native.gradients import gradients
 from cavs._engines.native.lower import NO_KIND, check_lowered
 from cavs._engines.native.operations import letter_of
 from cavs._engines.scan import engine as scan, reverse as scan_reverse
-from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, kind_of, with_reuse
+from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, remade
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
@@ -213,17 +213,14 @@ def _rounds_back(
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
     """Runs all rounds, and the leaves, in one call of the library; see `scan_reverse.rounds_back`."""
     levels = saved._replace(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[])
-    numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
-    reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]
+    again, cts = [(kind.number, remade(kind)) for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
     here_of, inner_kinds = _batches(batch), len(batch.kinds)
     options = loop.options  # not `loop`, which has tracers
 
     def loop_of(data: jax.Array, levels: Saved, cts: PyTree) -> scan_reverse.Loop:
         here, kinds = here_of(data), []
-        for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
-            part, rows = here.parts[k], here.rows[k]
-            kind = kind_of(k, part, rows, [], memory_of(part, rows, levels, k))
-            kinds.append((with_reuse(kind, reuses[1]) if reuses[0] else kind)._replace(extra_cts=own_cts))
+        for (k, made), own_cts in zip(again, cts, strict=True):
+            kinds.append(made(here.rows[k], memory_of(here.parts[k], here.rows[k], levels, k), own_cts))
         return scan_reverse.Loop(here.sched, here.zeros, kinds, options)
 
     def on_scan(data: jax.Array, levels: Saved, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
