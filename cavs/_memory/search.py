@@ -113,12 +113,13 @@ class BatchGradient:
     """The gradient of a loss over one batch, or a training step, and the choices of how to compute it."""
 
     loss: Loss  # as in `cavs.memory.plan`
-    params: PyTree  # the first argument of `program`
+    params: PyTree  # as in `cavs.memory.plan`, or the first argument of another `program`
     data: DividedArrays | DividedGraphs  # the batch
     names: Names  # as in `cavs.memory.plan`
     choices: list[Choice]  # from the fastest on; each divides the batch more than the one before
     options: dict[str, Any]  # of the compiler
-    program: Callable[[Loss], Callable[[PyTree, PyTree], Any]] = jax.value_and_grad  # from `loss` to a function of arrays
+    # From the loss in parts to a function of `(params, batch)`.
+    program: Callable[[Loss], Callable[[PyTree, PyTree], Any]] = jax.value_and_grad
     jit: Callable[[Callable[..., Any]], Any] = jax.jit  # returns a function with the method `lower`
     # The bytes of temporary memory of the choices that were compiled, and the engines that run of those that were traced.
     sizes: dict[Choice, int] = dataclasses.field(default_factory=dict)
