@@ -302,11 +302,10 @@ def _explain_kind(plan: FunctionPlan, name: str | None, target: Target, shape: S
     text = f"forward: {_explain_launch(forward, target, shape)}; backward: {_explain_launch(backward, target, shape)}."
     if (backward.arity > 1 or backward.part.gathers_all) and possible(backward.program, backward.precision, target):
         text += " Levels of thousands of vertices run as tiled products in a launch of their own, if that is faster."
-    text += " In a batch of few graphs with wide levels, all groups share the rows of every level, if that should be faster."
-    text += (
+    return (
+        f"{text} In a batch of few graphs with wide levels, all groups share the rows of every level, if that should be faster."
         " Two launches of a step that do not depend on each other share the GPU, if that should be faster, in other layouts."
     )
-    return text
 
 
 def _explain_launch(made: Recurrence, target: Target, shape: Shape | None) -> str:
