@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs._engines.persistent import engine, forward
+from cavs._engines.persistent import engine, lower
 from tests.odd_graphs import chain, joined, random_binary_tree
 from tests.persistent_programs import INTERPRETED, values
 from tests.random_halved import arguments, report
@@ -96,7 +96,7 @@ def long_launches() -> Iterator[list[str]]:
         how.append(f"{'scaled ' * bool(made.scaled)}{made.precision}")
         return made
 
-    with mock.patch.object(forward, "is_long", lambda *args: True), mock.patch.object(engine, "forward_of", spied):
+    with mock.patch.object(lower, "is_long", lambda *args: True), mock.patch.object(engine, "forward_of", spied):
         yield how
 
 

@@ -1,4 +1,4 @@
-"""Maxima over windows in `recompute`: the gradient follows from the place of each maximum (`cavs._remat.pooling`)."""
+"""Maxima over windows in `recompute`: the gradient follows from the place of each maximum (`cavs._remat.loops.pooled`)."""
 
 from typing import Any
 

@@ -14,8 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._engines.persistent import beside, chip, lower
-from cavs._engines.persistent.beside import Half, LaunchRules
+from cavs._engines.persistent import chip, launch_calls, lower
+from cavs._engines.persistent.launch_calls import Half, LaunchRules
 from cavs._jaxpr.equations import bind
 from cavs._jaxpr.jaxprs import CALLS, bodies_in, body_of, is_var
 from cavs._jaxpr.ruled import call, pushed, ruled_p
@@ -300,7 +300,7 @@ def test_values_of_launches_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
     scheds = [cavs.schedule(g, scripts=True) for g in (graphs, graphs.reversed())]
 
     half = lambda *args: dataclasses.replace(chip.configure(*args), rows=16)  # noqa: E731
-    monkeypatch.setattr(beside, "half_layout", half)
+    monkeypatch.setattr(launch_calls, "half_layout", half)
 
     def loss(params: Any, x: Any, engine: Any) -> Any:
         for _ in range(2):
@@ -327,7 +327,7 @@ def test_a_half_that_polls_gets_what_a_launch_that_polls_gets(
     make, graphs = CASES[name]
     x, sched = inputs_of(name, graphs), cavs.schedule(graphs, scripts=True)
     polling = lambda made, how, shape: dataclasses.replace(chip.configure(made, how, shape), dataflow=True)  # noqa: E731
-    monkeypatch.setattr(beside, "half_layout", polling)
+    monkeypatch.setattr(launch_calls, "half_layout", polling)
     found = []
     for flows in (True, False):
         narrow = lambda level, forward, config, flows=flows: dataclasses.replace(config, dataflow=flows)  # noqa: E731

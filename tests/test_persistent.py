@@ -16,7 +16,7 @@ from cavs._function import products
 from cavs._run import adjoint
 from cavs.kernels import H200, Target, persistent
 from cavs.kernels._program.fit import Unfit
-from cavs.kernels._program.names import TensorRole
+from cavs.kernels._program.names import Tensor, TensorRole
 from cavs.kernels._program.operations import ReduceVector
 from cavs.kernels.precision import PRECISIONS
 from tests.lower_for_hopper import DEVICE
@@ -148,7 +148,8 @@ def test_every_program_is_cut_into_phases(name: str) -> None:
     F, params = make()
     plan = plan_of(F, params, inputs_of(name, graphs))
     for recurrence in (lower.recurrence_of(plan, None, forward) for forward in (True, False)):
-        phases, before = recurrence.program.phases, recurrence._exchanged_states()
+        phases, states = recurrence.program.phases, recurrence.part.forward.states if recurrence.forward else ()
+        before = {Tensor(TensorRole.STATE, i) for i in range(len(states))}
         assert 1 <= sum(phase.barrier for phase in phases) <= 4
         stored, met = set(before), set()
         for phase in phases:

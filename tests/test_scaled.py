@@ -11,7 +11,7 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._engines.persistent import forward, lower
+from cavs._engines.persistent import lower
 from cavs._engines.persistent.launch import leaf_exponent
 from cavs._function import products
 from cavs._run import plans
@@ -76,7 +76,7 @@ def test_launches_that_take_long(hidden: int, batch: int, scaled: bool) -> None:
     params = jax.eval_shape(model.init, jax.random.key(0))
     plan = plans.plan_of(model.vertex_function(), params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
     shape = cavs.schedule(joined([random_binary_tree(64, seed=0)] * batch), scripts=True).shape
-    assert bool(forward.forward_of(plan, None, shape, True, H200).scaled) == scaled
+    assert bool(lower.forward_of(plan, None, shape, True, H200).scaled) == scaled
 
 
 @INTERPRETER
@@ -84,7 +84,7 @@ def test_launches_that_take_long(hidden: int, batch: int, scaled: bool) -> None:
 def test_values_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of leaves of any size, one program."""
     asked = []
-    monkeypatch.setattr(forward, "is_long", lambda *args: asked.append(args) or True)
+    monkeypatch.setattr(lower, "is_long", lambda *args: asked.append(args) or True)
     exact, ours = (jax.jit(with_gradients(tree_fc(PROGRAMS[name]), TREES, engine)) for engine in ("scan", INTERPRETED))
     for scale in (1e-30, 1e-3, 1.0, 127.0, 1e3, 1e6):
         x = (np.random.default_rng(1).standard_normal((TREES.num_vertices, H)) * scale).astype(np.float32)
@@ -99,7 +99,7 @@ def test_values_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @INTERPRETER
 def test_numbers_that_are_not_finite_reach_their_ancestors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "is_long", lambda *args: True)
+    monkeypatch.setattr(lower, "is_long", lambda *args: True)
     F, params = tree_fc(PROGRAMS["both children"]), params_of()
     exact, ours = (jax.jit(with_gradients(F, TREES, engine)) for engine in ("scan", INTERPRETED))
     for number in (np.nan, np.inf, -np.inf):
@@ -112,7 +112,7 @@ def test_numbers_that_are_not_finite_reach_their_ancestors_alone(monkeypatch: py
 @INTERPRETER
 def test_leaves_of_a_kind_that_the_batch_lacks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding of this kind computes 1e20 times a word."""
-    monkeypatch.setattr(forward, "is_long", lambda *args: True)
+    monkeypatch.setattr(lower, "is_long", lambda *args: True)
 
     def fn(p: Any, v: cavs.Vertex, scale: float) -> None:
         h = v.pull() * scale if v.is_leaf() else PROGRAMS["both children"](p, v.gather(0), v.gather(1))
@@ -174,7 +174,7 @@ def test_random_cells(seed: int) -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("hidden", [64, 96, 512])
 def test_on_the_card(hidden: int, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "is_long", lambda *args: True)
+    monkeypatch.setattr(lower, "is_long", lambda *args: True)
     model = vp.TreeFC(hidden)
     params = jax.tree.map(lambda w: w / max(scale, 1), model.init(jax.random.key(0)))
     x = np.random.default_rng(1).standard_normal((TREES.num_vertices, hidden)).astype(np.float32) * np.float32(scale)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 import cavs
 from cavs import cli, vertex_programs as vp
-from cavs._engines.persistent.beside import LaunchRules
+from cavs._engines.persistent.launch_calls import LaunchRules
 from cavs._jaxpr.ruled import rules_in
 from cavs._run import tune, tune_traced
 from cavs._step.compiled_step import Step

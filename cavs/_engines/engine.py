@@ -164,11 +164,8 @@ class Engine:
     ) -> ForwardLevels:
         """Runs the forward's levels.
 
-        Args:
-            states: The dynamic tensors with the states of the leaves; none if the engine runs the leaves.
-            statics: For each kind, the static values.
-            eager: For each kind, the outputs of the eager part.
-            save: Whether to keep what the backward reads.
+        `states`: the dynamic tensors with the states of the leaves; none if the engine runs the leaves. `statics`, `eager`: for
+        each kind, the static values, and the outputs of the eager part. `save`: whether to keep what the backward reads.
         """
         raise NotImplementedError
 

@@ -54,30 +54,15 @@ class Choice(NamedTuple):
 
 
 class DividedArrays:
-    """A batch of arrays that have an axis of samples, or of `jax.ShapeDtypeStruct`s.
+    """A pytree of arrays that have an axis of samples, or of `jax.ShapeDtypeStruct`s; `axis` as in `cavs.memory.plan`."""
 
-    Args:
-        arrays: A pytree.
-        axis: The axis of samples: an integer, or a tree prefix of `arrays` of integers, and of `None` for what is shared.
-
-    Raises:
-        ValueError: The arrays have different numbers of samples, or none.
-        TypeError: `arrays` has other leaves than arrays.
-
-    Attributes:
-        noun: the word for a sample.
-        whole: the batch itself.
-        text: says how large the batch is.
-        cause: says what else makes the smallest plan large.
-    """
-
-    noun = "sample"
-    cause = ""
+    noun = "sample"  # the word for a sample
+    cause = ""  # says what else makes the smallest plan large
 
     def __init__(self, arrays: PyTree, axis: Any):
-        self.whole, self._axis = arrays, axis
+        self.whole, self._axis = arrays, axis  # the batch itself
         self._axes, self._count = _axes_of(arrays, axis)
-        self.text = counted(self._count, "sample")
+        self.text = counted(self._count, "sample")  # says how large the batch is
 
     def __len__(self) -> int:
         """Returns the number of samples."""
@@ -119,7 +104,6 @@ class DividedArrays:
 
     def structs(self, choice: Choice) -> PyTree:
         """Returns the shapes and dtypes of the batch as `arranged` returns it."""
-        del choice
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.whole)
 
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:

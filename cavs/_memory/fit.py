@@ -40,10 +40,8 @@ def compiler_options(budget: int | str | None, least: int = 0, host: bool = Fals
     On a GPU, products of large steps may use cuBLAS, which can be faster and takes a workspace of 32 MiB; those within a small
     budget do not. Beside copies to the host, XLA would let products of gradients wait, with what they read: a fence forbids it.
 
-    Args:
-        budget: as `bytes_of` returns it.
-        least: bytes that the step needs in any case.
-        host: whether values are kept in the memory of the host.
+    `budget`: as `bytes_of` returns it. `least`: bytes that the step needs in any case. `host`: whether values are kept in the
+    memory of the host.
     """
     small = least < SMALL if budget == "min" else budget is not None and int(budget) < SMALL
     found = {"xla_gpu_cublas_fallback": False} if small else {}
@@ -93,12 +91,8 @@ def no_collections() -> Iterator[None]:
 def compiled_step(jitted: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int]:
     """Compiles what `jax.jit` returns for arguments, or their `jax.ShapeDtypeStruct`s.
 
-    Returns the compiled function, and the bytes of its temporary memory.
-
-    A function for which XLA itself finds too little memory needs twice the memory of the GPU.
-
-    Raises:
-        RuntimeError: the backend does not report the memory of a program.
+    Returns the compiled function, and the bytes of its temporary memory. A function for which XLA itself finds too little
+    memory needs twice the memory of the GPU. Raises a `RuntimeError` if the backend does not report the memory of a program.
     """
     with no_collections():
         lowered = jitted.lower(*args)

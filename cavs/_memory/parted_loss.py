@@ -34,35 +34,21 @@ MSG_INSIDE = (
 
 @dataclass(eq=False)
 class PartedLoss:
-    """A loss as equations, cut at its totals. All methods take and return flat arrays.
+    """A loss as equations, cut at its totals. All methods take and return flat arrays."""
 
-    Attributes:
-        params: the variables of the parameters.
-        batch: those of one part of the batch.
-        before_cut: the equations that do not depend on totals.
-        after_cut: the others, and those without effects that follow from the parameters alone.
-        outs: the loss, and the other results.
-        is_whole: for each result, whether it follows from totals; the others are summed over the parts.
-        totals: the variables of the totals, and for each what one part adds to it.
-        parts: the number of parts.
-    """
-
-    params: list[Var]
-    batch: list[Var]
-    before_cut: list[Eqn]
-    after_cut: list[Eqn]
-    outs: list[Atom]
-    is_whole: list[bool]
-    totals: dict[Var, Atom]
-    parts: int
+    params: list[Var]  # the variables of the parameters
+    batch: list[Var]  # the variables of one part of the batch
+    before_cut: list[Eqn]  # the equations that do not depend on totals
+    after_cut: list[Eqn]  # the others, and those without effects that follow from the parameters alone
+    outs: list[Atom]  # the loss, and the other results
+    is_whole: list[bool]  # for each result, whether it follows from totals; the others are summed over the parts
+    totals: dict[Var, Atom]  # the variables of the totals, and for each what one part adds to it
+    parts: int  # the number of parts
 
     def before(self, params: Arrays, batch: Arrays, which: Sequence[int] | None = None) -> tuple[Arrays, Arrays]:
         """Returns what is summed over the parts: the results that do not follow from totals, and the terms of totals.
 
-        Args:
-            params: the parameters.
-            batch: one part of the batch.
-            which: the totals whose terms alone are computed. `None`: everything.
+        `which`: the totals whose terms alone are computed; `None` for everything.
         """
         terms, outs = list(self.totals.values()), list[Atom]()
         if which is None:
@@ -86,9 +72,7 @@ class PartedLoss:
     def weights(self, params: Arrays, sums_of: Callable[[Sequence[int]], Arrays]) -> dict[int, jax.Array]:
         """Returns the derivatives of the loss by the totals that are floats; none if it does not follow from totals.
 
-        Args:
-            params: the parameters.
-            sums_of: computes the totals with these numbers. Called once, if the derivatives depend on totals.
+        `sums_of`: computes the totals with these numbers. Called once, if the derivatives depend on totals.
         """
         if not self.is_whole[0]:
             return {}
@@ -133,16 +117,10 @@ class PartedLoss:
 
 
 def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
-    """Cuts the loss of one part of a batch.
+    """Cuts the loss of one part of a batch: a jaxpr without constants, whose first result is a scalar.
 
-    Args:
-        function: named by errors.
-        jaxpr: the loss, without constants. Its first result is a scalar.
-        count: how many of its inputs are parameters; the others are a part of the batch.
-        parts: the number of parts.
-
-    Raises:
-        TypeError: the loss uses totals where parts cannot be added up.
+    The first `count` inputs are parameters, the others a part of the batch. Raises a `TypeError`, which names `function`, if
+    the loss uses totals where parts cannot be added up.
     """
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns, _CALLS, lambda eqn: any(map(_totals_in, bodies_in(eqn))))

@@ -13,10 +13,9 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
 from cavs._memory.bytes import BudgetError, bytes_of, bytes_of_arrays, memory_of_gpu, text_of
-from cavs._memory.compare_parts import check_parts
 from cavs._memory.divided import Choice, Collate, DividedArrays, DividedGraphs, numbers_of_parts
 from cavs._memory.fit import Verified, compiler_options
-from cavs._memory.search import BatchGradient
+from cavs._memory.search import BatchGradient, check_parts
 
 
 def plan(
@@ -91,8 +90,6 @@ def plan(
     options = compiler_options(wanted, bytes_of_arrays(params))
     gradient = BatchGradient(loss, params, data, ways, data.choices(parts, segments), options)
     found = BatchPlan(gradient, chosen(gradient, wanted), wanted)
-    if found.parts > 1:
-        check_parts(gradient, found.parts)
     if wanted is None and (limit := memory_of_gpu()) is not None and found.peak > limit:
         smaller = gradient.fastest(limit)
         what = f"this plan does:\n{BatchPlan(gradient, smaller, limit)}" if smaller else "and no plan does."
@@ -155,16 +152,25 @@ def divided(batch: Any, collate: Collate, axis: Any) -> DividedArrays | DividedG
 
 
 def chosen(batch: BatchGradient, budget: int | str | None, argument: str = "plan: budget") -> Choice:
-    """Returns the fastest choice within a budget, or the smallest. Errors name `argument`."""
+    """Returns the fastest choice within a budget, or the smallest. Errors name `argument`.
+
+    Raises a `ValueError` if the loss would not be the same in parts.
+    """
     if budget is None:
-        return next(filter(batch.runs, batch.choices), batch.choices[0])
-    found = batch.smallest() if isinstance(budget, str) else batch.fastest(budget)
-    if found is not None or not batch.sizes:
-        return found or batch.choices[0]
+        found = next(filter(batch.runs, batch.choices), batch.choices[0])
+    else:
+        found = batch.smallest() if isinstance(budget, str) else batch.fastest(budget)
+    if found is None and not batch.sizes:  # no engine that the loss asks for can run it, and its error says why
+        found = batch.choices[0]
+    if found is not None:
+        if found.parts > 1:
+            check_parts(batch, found.parts)
+        return found
+    assert isinstance(budget, int)  # the smallest choice fits any other one
     least = min(batch.sizes, key=batch.sizes.__getitem__)
     needed, own = batch.sizes[least], text_of(bytes_of_arrays(batch.params))
     raise BudgetError(
-        f"{argument}: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters "
+        f"{argument}: got {text_of(budget)}; expected at least {text_of(needed)}, for {least}. The parameters "
         f"take {own}, and so do their gradients{batch.data.cause}. Write {argument.split()[-1]}={needed}, or a smaller model."
     )
 

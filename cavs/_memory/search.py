@@ -1,24 +1,33 @@
-"""The fewest parts of a batch that fit a memory budget, found by compiling a few numbers of parts."""
+"""Finds the fewest parts of a batch that fit a memory budget, by compiling a few numbers of parts.
+
+Before a batch is computed in parts, `check_parts` compares the loss of some samples at once and in two parts.
+"""
 
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cavs._engines.choose import EngineError
 from cavs._function.keep_options import MemoryOptions
+from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
 from cavs._memory.bytes import BudgetError
 from cavs._memory.divided import Choice, DividedArrays, DividedGraphs, Loss
-from cavs._memory.fit import MOST_COMPILED, compiled_step
+from cavs._memory.fit import MOST_COMPILED, compiled_step, values
+from cavs.kernels import Target
 
+# A larger relative difference is none of rounding, nor so many steps of the coarsest dtype.
+_LEAST, _LEAST_ON_GPU, _ROUNDINGS = 1e-4, 1e-2, 4
 _WORTH_TRYING = 1.1  # fewer parts than those that fit are compiled if they are estimated to need this share of the budget
 
 
@@ -58,19 +67,13 @@ def fewest_parts(measure: Callable[[int], int], batch: int, budget: int | str) -
 def fewest(
     measure: Callable[[int], int | None], counts: Iterable[int], budget: int, most: int = MOST_COMPILED
 ) -> tuple[int | None, dict[int, int]]:
-    """Finds the fewest parts that fit a budget, among `counts`.
+    """Finds the fewest parts that fit a budget of bytes, among `counts`. Measures at most `most` of them.
 
     The fewest parts that are estimated to fit are measured next and correct the estimates, until no others could be better. The
-    last ones to be measured are the most parts.
+    last ones to be measured are the most parts. Returns the number of parts, `None` if nothing fits; and the bytes of all
+    numbers that were measured.
 
-    Args:
-        measure: compiles a number of parts, and returns the bytes that it needs; `None` if it cannot be computed.
-        counts: the numbers of parts to choose from.
-        budget: bytes.
-        most: how many are measured at most.
-
-    Returns:
-        The number of parts, `None` if nothing fits; and the bytes of all numbers that were measured.
+    `measure`: compiles a number of parts, and returns the bytes that it needs; `None` if it cannot be computed.
     """
     counts, known, best = sorted(counts), dict[int, int](), None
     while len(known) < most or best is None:
@@ -107,27 +110,18 @@ def estimate(known: dict[int, int], n: int) -> float:
 
 @dataclasses.dataclass(eq=False)
 class BatchGradient:
-    """The gradient of a loss over one batch, or a training step, and the choices of how to compute it.
+    """The gradient of a loss over one batch, or a training step, and the choices of how to compute it."""
 
-    Attributes:
-        loss, params, names: as in `cavs.memory.plan`; with another `program`, `params` is its first argument.
-        data: the batch.
-        choices: from the fastest on; each divides the batch more than the one before.
-        options: of the compiler.
-        program: from the loss in parts to a function of `(params, batch)`.
-        jit: returns a function with the method `lower`.
-        sizes: the bytes of temporary memory of the choices that were compiled.
-        traced: the engines that run, of the choices that were traced.
-    """
-
-    loss: Loss
-    params: PyTree
-    data: DividedArrays | DividedGraphs
-    names: Names
-    choices: list[Choice]
-    options: dict[str, Any]
+    loss: Loss  # as in `cavs.memory.plan`
+    params: PyTree  # as in `cavs.memory.plan`, or the first argument of another `program`
+    data: DividedArrays | DividedGraphs  # the batch
+    names: Names  # as in `cavs.memory.plan`
+    choices: list[Choice]  # from the fastest on; each divides the batch more than the one before
+    options: dict[str, Any]  # of the compiler
+    # From the loss in parts to a function of `(params, batch)`.
     program: Callable[[Loss], Callable[[PyTree, PyTree], Any]] = jax.value_and_grad
-    jit: Callable[[Callable[..., Any]], Any] = jax.jit
+    jit: Callable[[Callable[..., Any]], Any] = jax.jit  # returns a function with the method `lower`
+    # The bytes of temporary memory of the choices that were compiled, and the engines that run of those that were traced.
     sizes: dict[Choice, int] = dataclasses.field(default_factory=dict)
     traced: dict[Choice, set[str]] = dataclasses.field(default_factory=dict)
 
@@ -150,11 +144,9 @@ class BatchGradient:
     def measure(self, choice: Choice) -> int | None:
         """Returns the bytes of temporary memory as compiled; `None` if the engine that the loss asks for cannot run it."""
         if choice not in self.sizes:
-            try:
+            with contextlib.suppress(EngineError):
                 self.sizes[choice] = self.compiled(choice)[1]
-            except EngineError:
-                return None
-        return self.sizes[choice]
+        return self.sizes.get(choice)
 
     def compiled(self, choice: Choice) -> tuple[Any, int]:
         """Compiles the program. Returns it, and the bytes of its temporary memory."""
@@ -186,3 +178,56 @@ class BatchGradient:
         """Checks the names of values, and notes the engines that run."""
         check_known(self.names, {name for call in calls for name in call.names}, "plan")
         self.traced[choice] = {call.engine for call in calls if call.engine}
+
+
+def check_parts(batch: BatchGradient, parts: int) -> None:
+    """Computes the loss of some samples at once and in two parts. Raises a `ValueError` if they differ by more than rounding.
+
+    The samples are those of two of the `parts` of the batch: without a derivative they need about the memory of one part.
+    """
+    one, two, count = batch.data.few(parts)
+    found: dict[int, float] = {}
+
+    def noting(choice: Choice) -> Callable[[PyTree, PyTree], jax.Array]:
+        loss = batch.loss_of(choice)
+
+        def noted(params: PyTree, few: PyTree) -> jax.Array:
+            value = loss(params, few)
+            jax.debug.callback(lambda x: found.update({choice.parts: float(x)}), value)
+            return value
+
+        return noted
+
+    def both(params: PyTree, one: PyTree, two: PyTree) -> None:  # XLA computes nothing but the losses
+        batch.program(noting(Choice()))(params, one)
+        batch.program(noting(Choice(2)))(params, two)
+
+    try:
+        with jax.default_matmul_precision("highest"):
+            traced, least = jax.jit(both).trace(batch.params, one, two), _LEAST
+    except EngineError:  # its weights fit in less precision alone
+        traced, least = jax.jit(both).trace(batch.params, one, two), _LEAST_ON_GPU
+    # For what runs once, XLA for CPUs compiles in a third of the time.
+    compiled = traced.lower().compile({"xla_backend_optimization_level": "0"} if Target.here().is_cpu else {})
+    jax.block_until_ready(compiled(values(batch.params), one, two))
+    jax.effects_barrier()
+    whole, in_parts = found[1], found[2]
+    floats = {dtype for dtype in _dtypes(traced.jaxpr.jaxpr) if jnp.issubdtype(dtype, jnp.inexact)}
+    tolerance = max(least, _ROUNDINGS * max((float(jnp.finfo(dtype).eps) for dtype in floats), default=0.0))
+    noun = batch.data.noun
+    if np.isfinite([whole, in_parts]).any() and not abs(whole - in_parts) <= tolerance * (abs(whole) + abs(in_parts)):
+        raise ValueError(
+            f"plan: loss: got {whole:.6g} for {counted(count, noun)} at once, and {in_parts:.6g} in two parts; expected a sum "
+            f"over {noun}s, or a loss of cavs.data.total and cavs.data.mean, which are over the whole batch. Write "
+            "cavs.data.mean(losses) for losses.mean(). Write cavs.data.total(losses) for losses.sum() to square it or to add "
+            f"a regulariser. Random masks must follow from keys of {noun}s or vertices. If the loss needs all {noun}s at once, "
+            "as batch statistics do, write parts=1, or a step without memory."
+        )
+
+
+def _dtypes(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Returns the dtypes of all values of a jaxpr."""
+    for eqn in jaxpr.eqns:
+        yield from (v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype"))
+        for body in bodies_in(eqn):
+            yield from _dtypes(body)

@@ -137,10 +137,7 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
 
 
 def _differentiable(function: str, of_part: PartedLoss) -> Callable[[Arrays, list[Arrays]], Arrays]:
-    """Returns the results for all parts, as a function of parameters and stacks, with its derivative.
-
-    `function`: the name in errors. `of_part`: the loss of one part; it closes over no arrays.
-    """
+    """Returns the results for all parts as a function of parameters and stacks, with its derivative. Errors name `function`."""
 
     def plain(params: Arrays, stacks: list[Arrays]) -> Arrays:
         return of_part.after(params, *_summed(lambda batch: of_part.before(params, batch), stacks))

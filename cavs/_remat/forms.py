@@ -3,7 +3,7 @@
 Values in the memory of the host are after moDNN (section 5.2).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -32,15 +32,19 @@ def bits_of(mask: Var) -> Form | None:
     axis = _packed_axis(mask)
     if axis is None:
         return None
-    count, pack, unpack = mask.aval.shape[axis], list[Eqn](), list[Eqn]()
-    packing: Any = jax.make_jaxpr(lambda x: _packed(x, axis))(type_of(mask))
-    jaxpr, _ = opened(packing)
-    (bits,) = inlined(jaxpr, {jaxpr.invars[0]: mask}, pack)
-    unpacking: Any = jax.make_jaxpr(lambda x: jnp.unpackbits(x, axis, count) > 0)(type_of(bits))
-    jaxpr, _ = opened(unpacking)
-    inlined(jaxpr, {jaxpr.invars[0]: bits}, unpack)
+    pack = _equations(lambda x: _packed(x, axis), mask)
+    (bits,) = pack[-1].outvars
+    unpack = _equations(lambda x: jnp.unpackbits(x, axis, mask.aval.shape[axis]) > 0, bits)
     unpack[-1] = unpack[-1].replace(outvars=[mask])
-    return Form(cast(Var, bits), pack, unpack)
+    return Form(bits, pack, unpack)
+
+
+def _equations(fn: Callable[[jax.Array], jax.Array], x: Var) -> list[Eqn]:
+    """Returns the equations of a function of `x`. The last one computes its result."""
+    traced: Any = jax.make_jaxpr(fn)(type_of(x))
+    jaxpr, found = opened(traced)[0], list[Eqn]()
+    inlined(jaxpr, {jaxpr.invars[0]: x}, found)
+    return found
 
 
 def _packed(mask: jax.Array, axis: int) -> jax.Array:
@@ -111,24 +115,15 @@ def _is_zero(x: Atom) -> bool:
 def on_host(v: Var, form: Form | None) -> Form:
     """Returns how a value is kept on the host, packed as in its form on the device."""
     kept, pack, unpack = (v, [], []) if form is None else form
-    out = _put(kept, jax.memory.Space.Host)
-    back = _put(out.outvars[0], jax.memory.Space.Device).replace(outvars=[kept])
-    return Form(out.outvars[0], [*pack, out], [back, *unpack])
-
-
-def _put(x: Var, space: Any) -> Eqn:
-    traced: Any = jax.make_jaxpr(lambda x: jax.device_put(x, space))(type_of(x))
-    return cast(Eqn, traced.eqns[0]).replace(invars=[x])
+    (out,) = _equations(lambda x: jax.device_put(x, jax.memory.Space.Host), kept)
+    (back,) = _equations(lambda x: jax.device_put(x, jax.memory.Space.Device), out.outvars[0])
+    return Form(out.outvars[0], [*pack, out], [back.replace(outvars=[kept]), *unpack])
 
 
 def longest_kept(forward: Sequence[Eqn], keep: Collection[Var], share: float, times: int) -> frozenset[Var]:
-    """Returns a share of the kept bytes: the values that are computed first, because the backward needs them last.
+    """Returns at least a `share` of the bytes of the values `keep`: those that `forward` computes first.
 
-    Args:
-        forward: the equations that compute them.
-        keep: the kept values.
-        share: of all bytes, at least.
-        times: steps of a loop that keep them.
+    The backward needs these last. `times`: steps of a loop that keep them.
     """
     places = {v: i for i, e in enumerate(forward) for v in e.outvars}
     left, found = share * sum(map(bytes_of_var, keep)), list[Var]()

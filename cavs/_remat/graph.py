@@ -35,17 +35,11 @@ _SPREAD = 0.1  # by how much prices of equal products differ
 
 @dataclass(frozen=True, eq=False)
 class Graph(Derivative):
-    """One function, differentiated with respect to the arguments `diff`.
+    """One function, differentiated with respect to the arguments `diff`."""
 
-    Attributes:
-        diff: the arguments that are differentiated.
-        stored: arguments that cost memory if the backward reads them: the carry of a loop, which differs in each step.
-        names: what the user asks for by name.
-    """
-
-    diff: list[int]
-    stored: list[Var]
-    names: Names
+    diff: list[int]  # the arguments that are differentiated
+    stored: list[Var]  # arguments that cost memory if the backward reads them: the carry of a loop, which differs in each step
+    names: Names  # what the user asks for by name
 
     @classmethod
     def of(
@@ -102,10 +96,9 @@ class Graph(Derivative):
     def choose(self, price: float, rank: int = 0, fixed: frozenset[Var] = frozenset()) -> "Kept":
         """Chooses what to keep.
 
-        Args:
-            price: bytes for each FLOP of costly equations that run again; `math.inf`: none does.
-            rank: of several graphs. Among equal products, those of the first ones, and the first ones in a graph, cost less.
-            fixed: values that are kept in any case, if something needs them.
+        `price`: bytes for each FLOP of costly equations that run again; `math.inf`: none does. `rank`: of several graphs. Among
+        equal products, those of the first ones, and the first ones in a graph, cost less. `fixed`: values that are kept in any
+        case, if something needs them.
         """
         forward, stored = self.forward, self.stored
         ranks = {i: rank + k / len(self.costly) for k, i in enumerate(self.costly)}
@@ -162,27 +155,16 @@ class BackwardStep(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The values that a graph keeps for its backward.
-
-    Attributes:
-        graph: the graph.
-        keep: those that cost memory.
-        in_bits: whether masks are kept in bits.
-        host: those that are kept in the memory of the host.
-        forms: how masks, and values on the host, are kept.
-        free: inputs that the backward reads, which exist anyway.
-        again: the equations that run again.
-        repeated: the costly ones among them, as places in `graph.costly`.
-    """
+    """The values that a graph keeps for its backward."""
 
     graph: Graph
-    keep: tuple[Var, ...]
-    in_bits: bool
-    host: frozenset[Var]
-    forms: dict[Var, Form]
-    free: list[Var]
-    again: list[Eqn]
-    repeated: list[int]
+    keep: tuple[Var, ...]  # the values that cost memory
+    in_bits: bool  # whether masks are kept in bits
+    host: frozenset[Var]  # the values that are kept in the memory of the host
+    forms: dict[Var, Form]  # how masks, and values on the host, are kept
+    free: list[Var]  # inputs that the backward reads, which exist anyway
+    again: list[Eqn]  # the equations that run again
+    repeated: list[int]  # the costly ones among them, as places in `graph.costly`
 
     def bytes(self) -> int:
         """Returns the bytes of the kept values on the device."""
@@ -205,12 +187,6 @@ class Kept:
         packs = [[e for v in of if v in self.forms for e in self.forms[v].pack] for of in made]
         return [*packs[0], *(x for e, pack in zip(eqns, packs[1:], strict=True) for x in (e, *pack))]
 
-    def to_run_again(self, wanted: Sequence[Atom], have: set[Var]) -> tuple[list[Eqn], list[Var]]:
-        """Returns the equations that compute values of the forward from those that are there, and which of these they read."""
-        eqns, used = self.graph.needed(wanted, {*have, *self.forms})
-        forms = [self.forms[v] for v in dict.fromkeys(used) if v not in have]
-        return [*(e for form in forms for e in form.unpack), *eqns], [*(v for v in used if v in have), *(f.var for f in forms)]
-
     def flops(self) -> float:
         """Returns the FLOPs of the costly equations that run again."""
         return sum(flops_of(self.graph.forward[self.graph.costly[k]]) for k in self.repeated)
@@ -230,9 +206,6 @@ class Kept:
         """Returns the results of the function and the values for the backward. `late`: see `run_late`."""
         graph = self.graph
         env = dict(zip(graph.invars, args, strict=True)) | graph.consts
-        if not late:
-            run_equations(self.to_run(), env)
-            return values(graph.outs, env), values(self.variables, env)
         hosts, copies = set(map(self.as_kept, self.host)), [list[Var](), list[Var]()]
 
         def wait(eqn: Eqn) -> None:
@@ -244,11 +217,14 @@ class Kept:
                 if done and x is not None:
                     env.update(zip([x, *done], barrier([env[x], *(env[v] for v in done)]), strict=True))
 
-        run_late(self.to_run(), env, wait)
+        if late:
+            run_late(self.to_run(), env, wait)
+        else:
+            run_equations(self.to_run(), env)
         return values(graph.outs, env), values(self.variables, env)
 
     @cached_property
-    def steps(self) -> list["BackwardStep"]:
+    def steps(self) -> list[BackwardStep]:
         """The backward, from one product to the next. A copy from the host runs beside the product before its first use."""
         stretches, found = [*self.graph.stretches, list[Eqn](), list[Eqn]()], list[BackwardStep]()
         have = {*self.variables, *self.graph.consts, *self.graph.seeds}
@@ -258,8 +234,11 @@ class Kept:
             _, early = self.graph.needed((x for e in following for x in e.invars), {*have, *self.forms})
             wanted = filter(is_var, [*(v for v in early if v in self.host), *read])
             missing = [x for x in dict.fromkeys(wanted) if x not in have and x not in made]
-            again, used = self.to_run_again(missing, have)
-            found.append(BackwardStep(missing, again, [v for v in dict.fromkeys(used) if v not in self.graph.consts], stretch))
+            eqns, known = self.graph.needed(missing, {*have, *self.forms})
+            forms = [self.forms[v] for v in known if v not in have]
+            again = [*(e for form in forms for e in form.unpack), *eqns]
+            used = dict.fromkeys([*(v for v in known if v in have), *(form.var for form in forms)])
+            found.append(BackwardStep(missing, again, [v for v in used if v not in self.graph.consts], stretch))
             have |= made.union(*(e.outvars for e in again))
         return found
 

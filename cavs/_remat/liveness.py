@@ -44,13 +44,10 @@ def _renamed(e: Eqn, names: Mapping[Var, Atom], results: list[Var]) -> Eqn:
 
 
 def _peak(eqns: Sequence[Eqn], outs: Iterable[Atom], kept: Collection[Var] = (), results: Collection[Var] = ()) -> int:
-    """Returns the most bytes of buffers that are alive at the same time.
+    """Returns the most bytes of buffers that are alive at the same time, if equations run in this order.
 
-    Args:
-        eqns: the equations in the order in which they run.
-        outs: what is read after the last of them.
-        kept: values that have a buffer even if they could be fused.
-        results: values whose buffers belong to somebody else. So do those of inputs.
+    `outs`: what is read after the last equation. `kept`: values that have a buffer even if they could be fused. `results`:
+    values whose buffers belong to somebody else. So do those of inputs.
     """
     stored = _stored(eqns) | {*kept, *results}
     sources: dict[Var, frozenset[Var]] = {}  # for each value, the buffers from which it is computed

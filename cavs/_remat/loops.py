@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from cavs._jaxpr.derivative import type_of
@@ -23,10 +24,10 @@ from cavs._jaxpr.source_lines import source_line
 from cavs._remat.forms import longest_kept
 from cavs._remat.graph import Graph, Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
-from cavs._remat.pooling import is_pooling, pooled
 
 # Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
 _OPENED = ("jit", "pjit", "closed_call", "core_call")
+_MOST_POOLED = 16  # elements of a window: its gradient has a term for each
 
 
 def chunk_of(name: str) -> str:
@@ -54,29 +55,18 @@ class Known(NamedTuple):
 
 @dataclass(eq=False)
 class Point:
-    """One plan of a function and of the bodies of its loops.
+    """One plan of a function and of the bodies of its loops."""
 
-    Attributes:
-        price: bytes for each FLOP of products that run again; `math.inf`: none does; None: everything is kept that JAX keeps.
-        known: what was traced already; shared by the plans of one function.
-        names: what the user asks for by name.
-        chunks: of the loops that run in chunks, the number of steps of a chunk. No other products run again, if there are any.
-        fixed: values of the function itself that are kept in any case.
-        host: the share of the kept bytes that are kept in the memory of the host.
-        saved: a saved plan, which says what to keep instead of `price`.
-        regions: what each graph keeps, by its name.
-        calls: the calls of `keep` for the loops inside of what is traced, with their results.
-    """
-
-    price: float | None
-    known: list["Known"]
-    names: Names = ()
+    price: float | None  # bytes for each FLOP of products that run again; `math.inf`: none; None: keep all that JAX keeps
+    known: list[Known]  # what was traced already; shared by the plans of one function
+    names: Names = ()  # what the user asks for by name
+    # Of the loops that run in chunks, the number of steps of a chunk. No other products run again, if there are any.
     chunks: dict[str, int] = field(default_factory=dict)
-    fixed: frozenset[Var] = frozenset()
-    host: float = 0
-    saved: dict[str, Any] | None = None
-    regions: dict[str, Region] = field(default_factory=dict)
-    calls: list[tuple[Any, Kept]] = field(default_factory=list)
+    fixed: frozenset[Var] = frozenset()  # values of the function itself that are kept in any case
+    host: float = 0  # the share of the kept bytes that are kept in the memory of the host
+    saved: dict[str, Any] | None = None  # a saved plan, which says what to keep instead of `price`
+    regions: dict[str, Region] = field(default_factory=dict)  # what each graph keeps, by its name
+    calls: list[tuple[Any, Kept]] = field(default_factory=list)  # of `keep` for the loops inside what is traced; their results
 
     @property
     def kept(self) -> Kept:
@@ -212,3 +202,44 @@ def _add_dependent(eqn: Eqn, found: set[Var]) -> None:
     if eqn.primitive.name != "stop_gradient" and any(is_var(x) and x in found for x in eqn.invars):
         found.update(v for v in eqn.outvars if is_float(v))
         found.update(x for x in eqn.invars if eqn.effects and is_var(x))
+
+
+def is_pooling(eqn: Eqn) -> bool:
+    """Returns whether an equation takes maxima over windows of few elements."""
+    params = eqn.params
+    if eqn.primitive.name != "reduce_window_max" or {*params["base_dilation"], *params["window_dilation"]} != {1}:
+        return False
+    return math.prod(params["window_dimensions"]) <= _MOST_POOLED
+
+
+def pooled(eqn: Eqn, x: jax.Array) -> jax.Array:
+    """Runs such an equation. Its gradient goes to the first of the largest elements, as XLA's does.
+
+    It follows from comparisons of elements: bits in place of all that was pooled. XLA looks for maxima again in what was
+    pooled, and adds to an array of zeros, which on a GPU may exist from the start.
+    """
+    window, strides, padding = (eqn.params[name] for name in ("window_dimensions", "window_strides", "padding"))
+    shape = eqn.outvars[0].aval.shape
+
+    def elements(x: jax.Array, outside: float) -> list[jax.Array]:
+        """Returns an array for each place in a window: its elements of all windows."""
+        x = lax.pad(x, x.dtype.type(outside), [(*p, 0) for p in padding])
+        each = itertools.product(*map(range, window))
+        return [
+            lax.slice(x, at, [i + (n - 1) * s + 1 for i, n, s in zip(at, shape, strides, strict=True)], strides) for at in each
+        ]
+
+    @jax.custom_jvp
+    def maximum(x: jax.Array) -> jax.Array:
+        return bind(eqn, [x])[0]
+
+    @maximum.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        best, *others = elements(primals[0], -np.inf)  # as JAX does
+        tangent, *tangents = elements(tangents[0], 0)
+        for new, of_new in zip(others, tangents, strict=True):
+            smaller = ~(best >= new)
+            best, tangent = jnp.where(smaller, new, best), jnp.where(smaller, of_new, tangent)
+        return maximum(primals[0]), tangent
+
+    return maximum(x)

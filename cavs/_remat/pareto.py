@@ -38,27 +38,17 @@ _ON_HOST, _SHARES = 1.5, 2  # times the bytes that a budget misses; how many sha
 
 @dataclass(eq=False)
 class ParetoSearch:
-    """The plans of one function (a closed jaxpr), differentiated with respect to the inputs `diff`.
-
-    Attributes:
-        names: what the user asks for by name.
-        options: of the compiler.
-        offload: whether values may be kept in the memory of the host, where that is faster.
-        plans: all that were traced, by what they keep.
-        compiled: the bytes of temporary memory of those that were compiled; by `None` that of `jax.grad`.
-        steps: the compiled plans, if they may run.
-        known: see `Point`.
-    """
+    """The plans of one function (a closed jaxpr), differentiated with respect to the inputs `diff`."""
 
     closed: Any
     diff: Sequence[int]
-    names: Names = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    offload: bool = False
-    plans: dict[str, Point] = field(default_factory=dict)
-    compiled: dict[Point | None, int] = field(default_factory=dict)
-    steps: dict[Point, Any] = field(default_factory=dict)
-    known: list[Known] = field(default_factory=list)
+    names: Names = ()  # what the user asks for by name
+    options: dict[str, Any] = field(default_factory=dict)  # of the compiler
+    offload: bool = False  # whether values may be kept in the memory of the host, where that is faster
+    plans: dict[str, Point] = field(default_factory=dict)  # all that were traced, by what they keep
+    compiled: dict[Point | None, int] = field(default_factory=dict)  # bytes of temporary memory; by `None` that of `jax.grad`
+    steps: dict[Point, Any] = field(default_factory=dict)  # the compiled plans, if they may run
+    known: list[Known] = field(default_factory=list)  # see `Point`
 
     def point(
         self, price: float | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset(), **how: Any
@@ -69,11 +59,7 @@ class ParetoSearch:
         return self.plans.setdefault(json.dumps(point.as_json()), point)
 
     def saved(self, saved: dict[str, Any]) -> Point:
-        """Returns a saved plan. In `plain` alone, masks are bytes.
-
-        Raises:
-            ValueError: it is that of another function, or of other shapes.
-        """
+        """Returns a saved plan. In `plain` alone, masks are bytes. Raises a `ValueError` for that of another function."""
         point = self.point(math.inf if saved["regions"][""]["in_bits"] else None, chunks=saved["chunks"], saved=saved)
         if json.dumps(point.as_json()) != json.dumps(saved):
             raise ValueError(
@@ -90,10 +76,8 @@ class ParetoSearch:
     def measure(self, point: Point | None) -> int:
         """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
 
-        Inside a `shard_map`, where a part of a program cannot be compiled alone, they are estimated.
-
-        Args:
-            point: the plan; `None` for the function as it is, with `jax.grad`.
+        Inside a `shard_map`, where a part of a program cannot be compiled alone, they are estimated. `point`: the plan; `None`
+        for the function as it is, with `jax.grad`.
         """
         if devices()[0]:
             return (point or self.plain()).peak

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from cavs._engines.engine import Job
 from cavs._engines.persistent import chip
 from cavs._engines.persistent.engine import Persistent
-from cavs._engines.persistent.forward import forward_of
-from cavs._engines.persistent.lower import Recurrence, recurrence_of
+from cavs._engines.persistent.lower import Recurrence, forward_of, recurrence_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree

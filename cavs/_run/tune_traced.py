@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._engines.persistent import chip
-from cavs._engines.persistent.marks import LaunchMark
+from cavs._engines.persistent.launch_calls import LaunchMark
 from cavs._function.raw_keys import Shaped, from_stored, key_impl, stored_aval
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Jaxpr

@@ -22,8 +22,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from cavs._engines.persistent.beside import Half
-from cavs._engines.persistent.marks import is_mark
+from cavs._engines.persistent.launch_calls import Half, is_mark
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind

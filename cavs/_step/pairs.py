@@ -1,13 +1,13 @@
 """Finds the launches of engine `persistent` in a traced step that run in pairs, each on half of the multiprocessors.
 
 Launches run one after another, because each needs a whole GPU. Two successive ones that do not depend on each other can share
-it instead (`_engines.persistent.beside`): the two directions of a BiLSTM, or the encoders of two inputs.
+it instead (`_engines.persistent.launch_calls`): the two directions of a BiLSTM, or the encoders of two inputs.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cavs._engines.persistent.beside import Half, LaunchRules
+from cavs._engines.persistent.launch_calls import Half, LaunchRules
 from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, bodies_in, body_of, is_var
 from cavs._jaxpr.ruled import ruled_p
 from cavs.kernels import begin_p

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from cavs._feed.batches import Batches
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.compare_parts import check_parts
 from cavs._memory.divided import Collate, Loss
 from cavs._memory.plan_batch import BatchPlan, chosen, divided
 from cavs._memory.search import BatchGradient
@@ -65,8 +64,6 @@ class StepInBudget(Generic[State, Metrics]):
         data, arrays = divided(batch, *self._how), jax.tree.map(jnp.asarray, state)
         found = BatchGradient(self._loss, arrays, data, (), data.choices(None, None), {}, self._of_loss, self._compiled)
         choice = chosen(found, self._budget, "step: memory")
-        if choice.parts > 1:
-            check_parts(found, choice.parts)
         found.params = jax.eval_shape(lambda: arrays)  # the arrays themselves change with each step
         return BatchPlan(found, choice, self._budget), found.compiles(choice)
 

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._engines.engine import Batch
-from cavs._engines.native.kinds import NO_KIND, Lowered, Name, lowered, static_arrays
-from cavs._engines.native.program import encoded
-from cavs._engines.native.values import Shift
+from cavs._engines.native.lower import NO_KIND, Lowered, Name, lowered, static_arrays
+from cavs._engines.native.operations import Shift
+from cavs._engines.native.program import KindProgram, Written, encoded
 from cavs._engines.scan.task import Kind, empty_cuts
-from cavs._function.domains import EDGE
+from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
+from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.shape import slots_of
 from cavs._stages.tensors import Rows
 from cavs.kernels import NATIVE_LEVELS, native_call
@@ -25,11 +26,6 @@ _FIELDS = (
     "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
     "num_children leaf_count leaf_row"
 ).split()
-
-
-def _words32(x: jax.Array) -> jax.Array:
-    """Returns booleans as the library has them."""
-    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
 
 
 class NativeCall:
@@ -50,31 +46,26 @@ class NativeCall:
     def updated(self, what: str, number: int, x: jax.Array) -> None:
         """Adds a tensor of states or of their cotangents, which the call updates in place."""
         self.given[(what, NO_KIND, number)] = x
-        self._results[(what, NO_KIND, number)] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        self.created(what, NO_KIND, number, x)
 
-    def overwritten(self, name: Name) -> None:
-        """Marks a given tensor as a result that the call writes over it."""
-        x = self.given[name]
-        assert not callable(x)
-        self._results[name] = jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct) -> None:
-        """Adds a result, which the call fills."""
+    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct | jax.Array) -> None:
+        """Adds a result, which the call fills; if it is given as well, in place."""
         self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
 
-    def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, crossing: Arrays) -> None:
+    def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, eager: Arrays) -> None:
         """Adds the program of kind `k` (`None` without vertices), and the static values and eager rows that it reads."""
         self._kinds[k] = own
         rows = self.rows[k]
         self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
+        crossing = (x for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
         self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
         if own is not None:
             self.given |= static_arrays(own, part, k, statics)
 
-    def forward_of(self, k: int, part: Split, statics: Arrays, crossing: Arrays, save: bool) -> None:
+    def forward_of(self, k: int, part: Split, statics: Arrays, eager: Arrays, save: bool) -> None:
         """Adds the forward of kind `k`, which creates what `saved_of` returns."""
         rows = self.rows[k]
-        self.kind(lowered(part, k, True, save) if rows.size else None, k, part, statics, crossing)
+        self.kind(lowered(part, k, True, save, (), ()) if rows.size else None, k, part, statics, eager)
         for n, v in enumerate(part.forward.keep if save else ()):
             self.created("kept", k, n, _shape(rows, v.aval, part.joint.domain.get(v) == EDGE, slack=True))
         for n, (x, domain) in enumerate(zip(part.recurrent.extra, part.extra_domain, strict=True)):
@@ -86,27 +77,24 @@ class NativeCall:
         kept = [out["kept", k, n] for n in range(len(part.forward.keep) if save else 0)]
         return kept, [out["extra", k, n] for n in range(len(part.recurrent.extra))]
 
-    def backward_of(self, kind: Kind, statics: Arrays, crossing: Arrays, kept: Arrays, extras: Arrays) -> None:
+    def backward_of(self, kind: Kind, statics: Arrays, eager: Arrays, kept: Arrays, extras: Arrays) -> None:
         """Adds the backward of a kind. It writes its cut cotangents to new tensors, or over what the forward kept."""
         k, part, rows = kind.number, kind.part, kind.rows
-        program = lowered(part, k, False, True, kind.reused, kind.own) if rows.size else None
-        self.kind(program, k, part, statics, crossing)
+        program = lowered(part, k, False, True, tuple(kind.reused.items()), tuple(kind.own.items())) if rows.size else None
+        self.kind(program, k, part, statics, eager)
         self.given |= {("kept", k, n): x for n, x in enumerate(kept)} | {("extra", k, n): x for n, x in enumerate(extras)}
         for i in part.reverse.extra_cts:
-            zero = functools.partial(_zeros, _shape(rows, part.recurrent.extra[i].aval, part.extra_domain[i] == EDGE, True))
+            like = _shape(rows, part.recurrent.extra[i].aval, part.extra_domain[i] == EDGE, True)
+            zero = functools.partial(jnp.zeros, like.shape, like.dtype)
             self.given["extra_cotangent", k, i] = kind.extra_cts[i] if i in kind.extra_cts else zero
         shapes = jax.eval_shape(lambda: empty_cuts(kind, self.batch.zeros))
         for v, x in zip(kind.stored, shapes, strict=True):
-            if v in kind.reused:
-                self.overwritten(("kept", k, kind.reused[v]))
-            else:
-                self.created("cut", k, kind.cuts.values.index(v), x)
+            self.created(*_name_of_cut(kind, v), x)
 
     @staticmethod
     def cuts_of(out: dict[Name, jax.Array], kind: Kind) -> Arrays:
         """Returns the cut cotangents of a kind, in the order of `Kind.stored`."""
-        k, reused, place = kind.number, kind.reused, kind.cuts.values.index
-        return [out[("kept", k, reused[v]) if v in reused else ("cut", k, place(v))] for v in kind.stored]
+        return [out[_name_of_cut(kind, v)] for v in kind.stored]
 
     def run(self) -> dict[Name, jax.Array]:
         """Runs all levels. Returns the results by name."""
@@ -118,7 +106,8 @@ class NativeCall:
         results = list(self._results)
         place = {name: i for i, name in enumerate(names)} | {name: len(names) + i for i, name in enumerate(results)}
         words = np.array(self._words(lambda name: place[name]), np.int32)
-        arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
+        arrays = [x() if callable(x) else x for x in (self.given[name] for name in names)]
+        arrays = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in arrays]  # as the library has booleans
         aliases = {1 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
         shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
         out = native_call(NATIVE_LEVELS, shapes, [jnp.asarray(self.batch.sched.data), *arrays], words, aliases)
@@ -139,21 +128,18 @@ class NativeCall:
         for k in [*range(inner), *leaves]:
             own, rows, leaf = self._kinds.get(k), self.rows[k], k >= inner
             sizes = [rows.size, rows.edges, -1 if leaf else at, 0 if leaf else edge_at, rows.pad, rows.edge_pad]
-            if own is None:
-                created = [name for name in self._results if name[1] == k and name[0] != "state"]
-                words += [*sizes, 0, 0, 0, len(created)]
-                words += [w for name in created for w in (number(name), 0, Shift.NONE, 0)]
-                words.append(0)
-            else:
-                words += encoded(own.program, sizes, number)
+            # Without vertices, the call fills the results of the kind with zeros.
+            made = [Written(name, ROW, Shift.NONE, False) for name in self._results if name[1] == k and name[0] != "state"]
+            words += encoded(own.program if own else KindProgram([], {}, [], made), sizes, number)
             at, edge_at = at + rows.size, edge_at + rows.edges
         return words
+
+
+def _name_of_cut(kind: Kind, v: Var) -> Name:
+    """Returns where a cut cotangent is stored: over what the forward kept, or in a new tensor."""
+    return ("kept", kind.number, kind.reused[v]) if v in kind.reused else ("cut", kind.number, kind.cuts.values.index(v))
 
 
 def _shape(rows: Rows, aval: Any, edge: bool, slack: bool) -> jax.ShapeDtypeStruct:
     n, pad = (rows.edges, rows.edge_pad) if edge else (rows.size, rows.pad)
     return jax.ShapeDtypeStruct((n + 2 * pad * slack, *aval.shape), aval.dtype)
-
-
-def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(like.shape, like.dtype)

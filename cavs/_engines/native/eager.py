@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from cavs._engines.engine import Batch, Job, batch_of
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.kinds import check_lowered
+from cavs._engines.native.lower import check_lowered
 from cavs._engines.scan.engine import all_rows
-from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, with_reuse, with_whole
+from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, remade, with_reuse, with_whole
 from cavs._function.split import Split, split_leaf
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.hold_back import hold_back
@@ -91,7 +91,7 @@ class _Stage(NamedTuple):
 
 def in_library(batch: Batch) -> list[int]:
     """Returns the kinds whose eager part the library computes."""
-    return [k for k, part in enumerate(batch.parts) if part.eager.eqns and _own_split(batch, k)]
+    return [k for k in range(len(batch.parts)) if _own_split(batch, k)]
 
 
 def _own_split(batch: Batch, k: int) -> Split | None:
@@ -102,7 +102,7 @@ def eager_part(
     batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
 ) -> tuple[list[Values], list[Transpose]] | None:
     """Computes the eager part of kind `k` in the library; see `Engine.eager_part`. Returns `None` if XLA has to."""
-    own = _own_split(batch, k) if batch.parts[k].eager.eqns else None
+    own = _own_split(batch, k)
     if own is None:
         return None
     stage = _Stage(batch.job, k, own)
@@ -175,19 +175,16 @@ def _back(
 
 def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
     """Returns the cut cotangents, in the order of `Kind.stored`."""
-    own, number = stage.own, stage.number
-    reused, stored = kind.reused, kind.stored  # not `kind`, whose tracers the functions below would keep alive
-
-    def here_of(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> Kind:
-        here = kind_of(number, own, stage.batch(data).rows[stage.k].as_leaves, [], memory)
-        return here._replace(extra_cts=cts, reused=reused, stored=stored)
+    made = remade(kind)
 
     def on_scan(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
-        return tuple(all_rows_back(here_of(data, memory, cts), 0, {}, stage.fusion))
+        here = made(stage.batch(data).rows[stage.k].as_leaves, memory, cts)
+        return tuple(all_rows_back(here, 0, {}, stage.fusion))
 
     def on_library(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
-        here = here_of(data, memory, cts)
-        call = NativeCall(stage.batch(data), backward=True, eager=stage.k)
+        batch = stage.batch(data)
+        here = made(batch.rows[stage.k].as_leaves, memory, cts)
+        call = NativeCall(batch, backward=True, eager=stage.k)
         call.backward_of(here, memory.statics, memory.crossing, memory.kept, memory.extras)
         return tuple(call.cuts_of(call.run(), here))
 

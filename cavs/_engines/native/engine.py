@@ -20,10 +20,10 @@ from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Forw
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.eager import eager_part, eager_split, in_library
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.kinds import NO_KIND, check_lowered
+from cavs._engines.native.lower import NO_KIND, check_lowered
 from cavs._engines.native.operations import letter_of
 from cavs._engines.scan import engine as scan, reverse as scan_reverse
-from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, kind_of, with_reuse
+from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, remade
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
@@ -201,8 +201,7 @@ def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: li
         else:
             call.updated("state", i, states[i])
     for k, part in enumerate(batch.parts):
-        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        call.forward_of(k, part, statics[k], crossing, save)
+        call.forward_of(k, part, statics[k], eager[k], save)
     out = call.run()
     saved = [call.saved_of(out, k, part, save) for k, part in enumerate(batch.parts)]
     states = [out["state", NO_KIND, i] for i in range(len(avals))]
@@ -213,23 +212,18 @@ def _rounds_back(
     batch: Batch, saved: Saved, loop: scan_reverse.Loop, tasks: jax.Array, g: StateCotangents, totals: Totals
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
     """Runs all rounds, and the leaves, in one call of the library; see `scan_reverse.rounds_back`."""
-    levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
-    numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
-    reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]
+    levels = saved._replace(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[])
+    again, cts = [(kind.number, remade(kind)) for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
     here_of, inner_kinds = _batches(batch), len(batch.kinds)
     options = loop.options  # not `loop`, which has tracers
 
-    def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_reverse.Loop:
-        here = here_of(data)
-        own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
-        kinds = []
-        for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
-            part, rows = here.parts[k], here.rows[k]
-            kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k))
-            kinds.append((with_reuse(kind, reuses[1]) if reuses[0] else kind)._replace(extra_cts=own_cts))
+    def loop_of(data: jax.Array, levels: Saved, cts: PyTree) -> scan_reverse.Loop:
+        here, kinds = here_of(data), []
+        for (k, made), own_cts in zip(again, cts, strict=True):
+            kinds.append(made(here.rows[k], memory_of(here.parts[k], here.rows[k], levels, k), own_cts))
         return scan_reverse.Loop(here.sched, here.zeros, kinds, options)
 
-    def on_scan(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
+    def on_scan(data: jax.Array, levels: Saved, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
         here = loop_of(data, levels, cts)
         inner = here._replace(kinds=[kind for kind in here.kinds if not is_leaf(kind, here.sched)])
         _, g, cuts, _ = scan_reverse.rounds_back(inner, tasks, g, [{} for _ in inner.kinds])
@@ -238,7 +232,7 @@ def _rounds_back(
             found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - inner_kinds], g, here.options.fusion))
         return g, found
 
-    def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
+    def on_library(data: jax.Array, levels: Saved, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
         return _backward_call(here_of(data), loop_of(data, levels, cts), levels, g)
 
     g, cuts = replaceable(on_library, on_scan, local=True)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
@@ -247,19 +241,14 @@ def _rounds_back(
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 
-_LEVELS = ("states", "statics", "eager_rows", "kept", "extras")
-
-
-def _backward_call(batch: Batch, loop: scan_reverse.Loop, levels: tuple[PyTree, ...], g: StateCotangents) -> PyTree:
-    states, statics, eager, kept, extras = levels
+def _backward_call(batch: Batch, loop: scan_reverse.Loop, levels: Saved, g: StateCotangents) -> PyTree:
     call = NativeCall(batch, backward=True)
-    for i, x in enumerate(states):
+    for i, x in enumerate(levels.states):
         call.given[("state", NO_KIND, i)] = x
     for i, x in g.items():
         call.updated("cotangent", i, x)
     for kind in loop.kinds:
-        k, part = kind.number, kind.part
-        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        call.backward_of(kind, statics[k], crossing, kept[k], extras[k])
+        k = kind.number
+        call.backward_of(kind, levels.statics[k], levels.eager_rows[k], levels.kept[k], levels.extras[k])
     out = call.run()
     return {i: out["cotangent", NO_KIND, i] for i in g}, [call.cuts_of(out, kind) for kind in loop.kinds]

@@ -120,11 +120,15 @@ def _scattered(roles: Sequence[RoleProgram], of_children: Mapping[int, float]) -
     return [max(states) for states in zip(*out, strict=True)]
 
 
+def gathered_states(part: Split) -> dict[Var, int]:
+    """Maps each variable that gathers a state of children to the leaf of the state."""
+    slots = zip(part.forward.slots, (i for _, i in part.recurrent.slots), strict=True)
+    return dict(slots) | dict(zip(part.forward.child, part.recurrent.child, strict=True))
+
+
 def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
     """Returns for operands of lazy gradients with a bound the even power of two that brings the bound to [2^13, 2^15]."""
-    known = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
-    known |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
-    found = bounds(part.joint.program.eqns, known)
+    found = bounds(part.joint.program.eqns, {v: largest[i] for v, i in gathered_states(part).items()})
     operands = {x for use in part.reverse.uses for x in use.operands.values() if is_var(x)}
     limited = {x: found[x] for x in operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
     return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) & ~1 for x, b in limited.items()}
@@ -132,8 +136,6 @@ def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
 
 def gathered_operands(part: Split) -> dict[Var, int]:
     """Returns the operands of lazy gradients that consist of rows of one state, and which leaf of the state it is."""
-    found = dict(zip(part.forward.slots, (i for _, i in part.recurrent.slots), strict=True))
-    found |= dict(zip(part.forward.child, part.recurrent.child, strict=True))
     operands = [x for use in part.reverse.uses for x in use.operands.values() if is_var(x)]
-    found |= {x: i for x, (i, _) in slots_together_of(part, operands).items()}
+    found = gathered_states(part) | {x: i for x, (i, _) in slots_together_of(part, operands).items()}
     return {x: found[x] for x in operands if x in found}

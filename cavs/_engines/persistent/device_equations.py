@@ -42,18 +42,12 @@ def in_domain(x: Atom, want: Domain, domain: Domains, eqns: list[Eqn]) -> Var:
     if is_var(x) and have == want:
         return x
     assert have < want, "a value of a vertex's edges is not one value of the vertex"
-    made = Var(x.aval)
-    eqns += _traced(spread if have == ROW else jnp.copy, [x], [made])
-    domain[made] = want
-    return made
+    return _added(spread if have == ROW else jnp.copy, [x], x.aval, want, domain, eqns)
 
 
 def zeros_in_domain(aval: ShapedArray, want: Domain, domain: Domains, eqns: list[Eqn]) -> Var:
     """Returns a variable of domain `want` that is zero, of the shape and dtype of `aval`; see `in_domain`."""
-    made = Var(aval)
-    eqns += _traced(lambda: jnp.copy(jnp.zeros(aval.shape, aval.dtype)), [], [made])
-    domain[made] = want
-    return made
+    return _added(lambda: jnp.copy(jnp.zeros(aval.shape, aval.dtype)), [], aval, want, domain, eqns)
 
 
 def with_scaled_products(
@@ -91,9 +85,15 @@ def with_scaled_products(
 
 def multiplied(x: Var, factor: Var, domain: Domains, eqns: list[Eqn]) -> Var:
     """Returns a variable for `x * factor`, and appends its equations; see `in_domain`. `factor`: a static scalar."""
-    made = Var(x.aval)
-    eqns += _traced(lambda x, factor: x * factor, [x, factor], [made])
-    domain[made] = domain[x]
+    return _added(lambda x, factor: x * factor, [x, factor], x.aval, domain[x], domain, eqns)
+
+
+def _added(
+    fn: Callable[..., object], operands: Sequence[Atom], aval: ShapedArray, want: Domain, domain: Domains, eqns: list[Eqn]
+) -> Var:
+    made = Var(aval)
+    eqns += _traced(fn, operands, [made])
+    domain[made] = want
     return made
 
 

@@ -12,13 +12,11 @@ import jax.numpy as jnp
 
 from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
 from cavs._engines.persistent.bounds import gathered_operands, powers_of_operands, state_bounds
-from cavs._engines.persistent.chip import MEASURED, LaunchOptions, Layouts, configure, too_wide
-from cavs._engines.persistent.explain import explain_launches
-from cavs._engines.persistent.forward import forward_of
-from cavs._engines.persistent.indices import gathered, parents, some_rows
-from cavs._engines.persistent.launch import LaunchArrays, launch, leaf_exponent
-from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
-from cavs._engines.persistent.marks import marked
+from cavs._engines.persistent.chip import MEASURED, WIDE, LaunchOptions, Layouts, can_stay, configure, source, too_wide
+from cavs._engines.persistent.launch import LaunchArrays, gathered, launch, leaf_exponent, parents, some_rows
+from cavs._engines.persistent.launch_calls import marked
+from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, forward_of, recurrence_of
+from cavs._engines.persistent.wide_levels import possible
 from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents
 from cavs._function.domains import EDGE
@@ -26,6 +24,7 @@ from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.products import exponent_of_power
 from cavs._function.split import Split
+from cavs._graphs.counted import counted
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var
@@ -36,7 +35,7 @@ from cavs._stages.entrance import Copied, memory_of
 from cavs._stages.lazy import apart, lazy_gradients
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows as KindRows, RowSpan
-from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, persistent
+from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, layout_of, persistent
 
 # Bytes of copies of states from which lazy gradients read them: below, that takes a little longer than reading the states.
 COPY_BYTES = 8 << 20
@@ -77,15 +76,30 @@ class Persistent(Engine):
 
     def explain(self, plan: FunctionPlan, target: Target, shape: Shape | None = None) -> tuple[bool, list[str]]:
         """Returns whether F fits, and for each kind a line that says how launches are laid out on the chip, or why not."""
-        return explain_launches(plan, target, shape)
+        fits, lines = True, []
+        mixes = ", ".join(map(repr, plan.function.mixes.values()))
+        for name in list(plan.inner)[: 1 if mixes else None]:
+            try:
+                text = f"fits. {_explain_kind(plan, name, target, shape)}"
+            except Unfit as e:
+                fits, text = False, f"no: {e}."
+            of = f", kinds {mixes} in one launch" if mixes else "" if name is None else f", kind {name!r}"
+            lines.append(f"Engine persistent{of}: {text}")
+        if fits and len(lines) > 1:
+            lines.append(
+                "If vertices of several kinds have children, engine persistent runs schedules that mix kinds, as cavs.schedule "
+                "creates them on a GPU: write cavs.explain(F, params, inputs, sched=sched) for their launch."
+            )
+        return fits, lines
 
     def options(self, target: Target) -> LaunchOptions:
         """Returns how launches run on a GPU."""
         return LaunchOptions(target, self.interpret, self.layouts)
 
-    def marked(self, lost: jax.Array, job: Job, made: Recurrence) -> jax.Array:
-        """Returns the flag of a launch, marked in the jaxpr if its layout is chosen by records and the cost model."""
-        return marked(lost, job, made) if self == Persistent() else lost
+    def launched(self, batch: Batch, k: int, made: Recurrence, given: LaunchArrays) -> "Launched":
+        """Launches the levels of kind `k`. The flag is marked in the jaxpr if records and the cost model choose the layout."""
+        out, lost = launch(made, batch.rows[k], batch.sched, self.options(batch.job.target), given)
+        return Launched(made, out, marked(lost, batch.job, made) if self == Persistent() else lost)
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
@@ -108,9 +122,9 @@ class Persistent(Engine):
             if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
                 given, crossing = barrier((given, crossing))
             tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-            out, lost = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
+            _, out, lost = self.launched(batch, k, made, LaunchArrays(given, tensors, states))
             states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
-            gave_up = gave_up + self.marked(lost, batch.job, made)
+            gave_up = gave_up + lost
             # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
             nothing = jnp.zeros((0,))
             kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
@@ -127,8 +141,7 @@ class Persistent(Engine):
         for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
             if not sched.shape.inner[k]:
                 continue
-            launched = backward_launch(self, batch, k, saved, cotangents)
-            made, out = launched.made, launched.out
+            made, out, lost = backward_launch(self, batch, k, saved, cotangents)
             cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
             if cuts and in_parts:
                 # XLA would gather the operands of the lazy gradients before the launch, and keep them while it runs.
@@ -150,7 +163,7 @@ class Persistent(Engine):
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
             static_cts[k] = merged(static_cts[k], floats(ct_static))
             out, static_cts[k] = _in_turn(out, static_cts[k], sum(sched.shape.leaves))
-            g = cotangents_at_leaves(self, batch, rows, launched._replace(out=out), saved, cotangents)
+            g = cotangents_at_leaves(self, batch, rows, Launched(made, out, lost), saved, cotangents)
         return BackwardLevels(g, static_cts, ct_inputs, ct_edges)
 
 
@@ -212,9 +225,7 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
         edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
         zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
-    given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row)
-    out, lost = launch(made, rows, sched, engine.options(batch.job.target), given)
-    return Launched(made, out, engine.marked(lost, batch.job, made))
+    return engine.launched(batch, k, made, LaunchArrays(saved.statics[k], tensors, [], cotangents.row))
 
 
 def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:
@@ -280,3 +291,42 @@ def cotangents_at_leaves(
                 total = total + gathered(out[tensor], up, index, leaves, bool(engine.interpret))
         g[i] = persistent.checked(total, launched.lost)
     return g
+
+
+def _explain_kind(plan: FunctionPlan, name: str | None, target: Target, shape: Shape | None) -> str:
+    if not plan.function.optimizations.lazy:
+        raise Unfit("F was created with Optimizations(lazy=False)")
+    forest = shape is None or shape.forest
+    forward, backward = (recurrence_of(plan, name, way, forest, target=target) for way in (True, False))
+    forward = forward if shape is None else forward_of(plan, name, shape, True, target)
+    text = f"forward: {_explain_launch(forward, target, shape)}; backward: {_explain_launch(backward, target, shape)}."
+    if (backward.arity > 1 or backward.part.gathers_all) and possible(backward.program, backward.precision, target):
+        text += " Levels of thousands of vertices run as tiled products in a launch of their own, if that is faster."
+    return (
+        f"{text} In a batch of few graphs with wide levels, all groups share the rows of every level, if that should be faster."
+        " Two launches of a step that do not depend on each other share the GPU, if that should be faster, in other layouts."
+    )
+
+
+def _explain_launch(made: Recurrence, target: Target, shape: Shape | None) -> str:
+    program, config = made.program, configure(made, LaunchOptions(target), shape)
+    layout = layout_of(program, config)
+    size = layout.words * 4 * (program.unit // config.hb)
+    where = "stay in shared memory" if config.resident else "stream from L2 for every tile"
+    if not can_stay(made, target):
+        where += f", as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
+    where += ", three weights in two words" * config.tight
+    barriers = f"{counted(sum(p.barrier for p in program.phases), 'barrier')} per level"
+    if config.dataflow:
+        barriers = "no barriers, as products poll the rows that they read"
+    divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
+    padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
+    products = PRECISIONS[made.precision].text or made.precision
+    if made.scaled:
+        products = "float16, scaled by the largest number of the leaves (it has as many bits as tf32)"
+    return (
+        f"{padded}{counted(len(program.phases), 'phase')} and {barriers}; {counted(config.groups, 'group')} of "
+        f"{counted(program.unit // config.hb, 'thread block')} with {counted(config.hb, 'unit')} each{divided}; "
+        f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}; "
+        f"laid out {source(made, target, shape)}"
+    )

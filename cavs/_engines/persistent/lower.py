@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from jax.core import ShapedArray
 
-from cavs._engines.persistent.bounds import bound, bounds, state_bounds
-from cavs._engines.persistent.chip import candidates
+from cavs._engines.persistent.bounds import bound, bounds, gathered_states, state_bounds
+from cavs._engines.persistent.chip import candidates, estimated, launch_cost
 from cavs._engines.persistent.device_equations import in_domain, multiplied, rewritten, with_scaled_products, zeros_in_domain
 from cavs._engines.persistent.replaced import Replaced, halved_states, reading_replaced, replaced_by_cuts
+from cavs._engines.persistent.wide_levels import wide_launch
 from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.plan import FunctionPlan
@@ -24,6 +25,7 @@ from cavs._function.split import Split
 from cavs._jaxpr.equations import depends, needed
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs._jaxpr.memo import memoized
+from cavs._schedule.schedule import Shape
 from cavs.kernels import (
     H200,
     PRECISIONS,
@@ -57,6 +59,10 @@ PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
 PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
 PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(TensorRole.NUM_CHILDREN)
 _OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
+# The estimated microseconds of a launch in tf32 from which on scaled float16 is used. A launch then takes 0.7 of the time, but
+# finding the largest number and copying the leaves take about 20 us. One H100, 2026-11-28, Tree-FC: with hidden 1024 and batch
+# 64 (257 us estimated), the launch takes 159 -> 113 us and a step 436 -> 405; with 512 and 16 (96), 27 -> 21 and 97 -> 98.
+_LONG = 200.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,31 +87,22 @@ class Way(NamedTuple):
 class Recurrence:
     """One direction of the recurrent part of an inner role as a `LevelProgram`, with what its launch reads and writes.
 
-    Args:
-        way: The direction, and what it must do.
-        pushed: The states to whose cotangents pushes contribute; other states get cotangents only from parents.
-        largest: Bounds of the states; see `_engines.persistent.bounds.state_bounds`.
-        replaced: Which kept values the forward stores side by side, for the backward to replace.
-        scaled: The states whose copies of 16 bits are multiplied by `factor`, if any.
-
-    Attributes:
-        halved: The states whose copies of 16 bits the forward keeps; empty for a backward.
-        factor: A static scalar: a power of two, at most 1, that brings these states into the range of float16. It is not
-            computed by `static_eqns`.
-
     Raises `Unfit` if the kernels cannot compute it.
     """
 
     def __init__(
         self,
         part: Split,
-        way: Way,
-        pushed: frozenset[int],
-        largest: list[float],
-        replaced: Replaced,
-        scaled: frozenset[int] = frozenset(),
+        way: Way,  # the direction, and what it must do
+        pushed: frozenset[int],  # states to whose cotangents pushes contribute; others get cotangents only from parents
+        largest: list[float],  # bounds of the states; see `_engines.persistent.bounds.state_bounds`
+        replaced: Replaced,  # which kept values the forward stores side by side, for the backward to replace
+        scaled: frozenset[int] = frozenset(),  # the states whose copies of 16 bits are multiplied by `factor`, if any
     ):
-        self.replaced, self.halved, self.scaled = replaced, list[int](), scaled
+        self.replaced, self.scaled = replaced, scaled
+        self.halved: list[int] = []  # the states whose copies of 16 bits the forward keeps; empty for a backward
+        # A static scalar: a power of two, at most 1, that brings these states into the range of float16. It is not computed by
+        # `static_eqns`.
         self.factor = Var(ShapedArray((), np.dtype(np.float32))) if scaled else None
         self.part, self.forward, self.pushed = part, way.forward, pushed
         self.kept: list[Var] = part.forward.keep if way.keep else []
@@ -117,9 +114,8 @@ class Recurrence:
             raise Unfit("it computes with values of width 0")
         eqns, domains = rewritten(needed, part.joint.domain)
         places = self._places(eqns, domains)
-        gathered = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
-        gathered |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
-        self.precision = _precision(eqns, domains, bounds(eqns, gathered))
+        known = {v: largest[i] for v, i in gathered_states(part).items()}
+        self.precision = _precision(eqns, domains, bounds(eqns, known))
         how, inverses = PRECISIONS[self.precision], dict[Var, Var]()
         if how.instead_of:
             eqns, domains, inverses = with_scaled_products(eqns, domains, self.factor)
@@ -130,7 +126,9 @@ class Recurrence:
         read = dict.fromkeys((*(x for e in moving for x in e.invars if is_var(x)), *inverses.values()))
         self.statics = [x for x in read if domains.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
-        program = cut(moving, domains, self._sources(way.forest), places, self._exchanged_states(), how.chunk)
+        # Tensors that a level reads after an earlier level of the same launch wrote them.
+        exchanged = frozenset(Tensor(TensorRole.STATE, i) for i in range(len(part.forward.states) if way.forward else 0))
+        program = cut(moving, domains, self._sources(way.forest), places, exchanged, how.chunk)
         if not way.forward:
             self.replaced = replaced_by_cuts(part, program)
             program = reading_replaced(program, self.replaced)
@@ -164,10 +162,6 @@ class Recurrence:
             return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept], set())[0]
         outputs = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts, *self.operands]
         return needed(part.joint.program.eqns, outputs, part.joint.available)[0]
-
-    def _exchanged_states(self) -> frozenset[Tensor]:
-        """Returns the tensors that a level reads after an earlier level of the same launch wrote them."""
-        return frozenset(Tensor(TensorRole.STATE, i) for i in range(len(self.part.forward.states) if self.forward else 0))
 
     def _sources(self, forest: bool) -> dict[Var, Source]:
         """Maps each input to where the launch reads it."""
@@ -298,6 +292,29 @@ def scaled_forward_of(plan: FunctionPlan, name: str | None, forest: bool, keep: 
     """
     found = _recurrence_of(plan, name, Way(True, forest or not keep, keep, scaled=True), target)
     return None if isinstance(found, Unfit) else found
+
+
+def forward_of(plan: FunctionPlan, name: str | None, shape: Shape, keep: bool, target: Target) -> Recurrence:
+    """Returns the forward of the inner role of a kind on schedules of a shape; see `recurrence_of`.
+
+    Its products are in scaled float16 where that saves time.
+    """
+    plain = recurrence_of(plan, name, True, shape.forest, keep, target)
+    other = scaled_forward_of(plan, name, shape.forest, keep, target)
+    return other if other is not None and is_long(plain, shape, target) else plain
+
+
+def is_long(made: Recurrence, shape: Shape, target: Target) -> bool:
+    """Returns whether a launch takes long, unless wide levels have a launch of their own, which multiplies in tf32.
+
+    The cost model says so alone: records of layouts may change before a run is resumed.
+    """
+    fitting = candidates(made.program, made.precision, target)
+    if not fitting:
+        return True
+    config = estimated(made.program, fitting, shape)
+    wide, _ = wide_launch(made.program, config, target, shape)
+    return wide is None and launch_cost(made.program, config, shape) > _LONG
 
 
 @memoized

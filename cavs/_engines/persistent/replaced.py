@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cavs._engines.persistent.bounds import gathered_states
 from cavs._function.domains import EDGE, STATIC, domain_of
 from cavs._function.evaluate import matrix_product
 from cavs._function.keeping import lazy_reads
 from cavs._function.split import Split
 from cavs._jaxpr.jaxprs import Atom, Var, is_var
-from cavs.kernels import LevelProgram, Load, Phase, RowRead, Tensor, TensorRole, aval, stored_dtype
+from cavs.kernels import LevelProgram, Load, RowRead, Tensor, TensorRole, aval, stored_dtype
 
 Replaced = dict[int, dict[int, int]]  # cut cotangent -> kept value -> the column at which the value begins
 _MOST = 8  # values of which all subsets are tried
@@ -60,17 +61,15 @@ def reading_replaced(program: LevelProgram, replaced: Replaced) -> LevelProgram:
         for m, columns in replaced.items()
         for n, column in columns.items()
     }
-    return dataclasses.replace(program, phases=tuple(_moved(phase, place) for phase in program.phases))
 
-
-def _moved(phase: Phase, place: Mapping[Tensor, tuple[Tensor, int]]) -> Phase:
     def moved(op: object) -> object:
         if isinstance(op, Load) and isinstance(op.source, RowRead) and op.source.tensor in place:
             tensor, part = place[op.source.tensor]
             return dataclasses.replace(op, source=RowRead(tensor, part=part))
         return op
 
-    return dataclasses.replace(phase, operations=tuple(map(moved, phase.operations)))
+    phases = (dataclasses.replace(phase, operations=tuple(map(moved, phase.operations))) for phase in program.phases)
+    return dataclasses.replace(program, phases=tuple(phases))
 
 
 def _last_loads(program: LevelProgram) -> dict[Tensor, int]:
@@ -115,8 +114,7 @@ def halved_states(part: Split, forward: LevelProgram, backward: LevelProgram) ->
     The launch of the forward keeps copies of 16 bits of what its products read (`kernels._program.halves`). If the backward
     reads a state for nothing but products x^T dY, which round x to as many bits anyway, the copy is all that must stay.
     """
-    of = dict(zip(part.forward.slots, (i for _, i in part.recurrent.slots), strict=True))
-    of |= dict(zip(part.forward.child, part.recurrent.child, strict=True))
+    of = gathered_states(part)
     copied = {i for i in of.values() if Tensor(TensorRole.STATE, i, half=True) in forward.halves}
     later = lazy_reads(part.joint)
     read = {i for i in copied if any(v in later for v, j in of.items() if i == j)}

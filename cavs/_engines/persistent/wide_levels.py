@@ -1,6 +1,7 @@
 """Which levels of a batch run as large tiled products, and the layout of their launch (`kernels._body.wide`)."""
 
 import contextlib
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,9 @@ from cavs.kernels import (
     num_blocks,
 )
 
+if TYPE_CHECKING:
+    from cavs._engines.persistent.lower import Recurrence
+
 # Measured on an H200, 2026-11-22: FLOPs per microsecond of wide levels with resident weights (70e6 to 115e6); bytes per
 # microsecond that each thread block gets from L2 if all of them read; the fixed cost of a wide level in microseconds; and the
 # cost of a tile for each block of units that it reads or stores besides its products, in microseconds.
@@ -33,13 +37,11 @@ _RESIDENT, _RATE, _FIXED, _BLOCK = 1e8, 27 * 1.755e3, 4.0, 1.0
 _GAIN = 0.8  # a wide launch must take at most this part of the time that the other launch would take
 
 
-def launch_configs(recurrence: chip.Direction, how: chip.LaunchOptions, shape: Shape) -> tuple[list[LaunchConfig], int]:
+def launch_configs(recurrence: "Recurrence", how: chip.LaunchOptions, shape: Shape) -> tuple[list[LaunchConfig], int]:
     """Returns the layouts of the launches of one direction, and the least number of vertices of a level of the wide launch.
 
-    Returns:
-        One or two layouts, in the order in which the launches run; and the number of vertices, 0 without a wide launch.
-
-    `shape`: the shape of the schedule. Raises `Unfit` if no layout fits the chip.
+    There are one or two layouts, in the order in which the launches run; and 0 vertices without a wide launch. Raises `Unfit`
+    if no layout fits the chip. `shape`: the shape of the schedule.
     """
     narrow = chip.configure(recurrence, how, shape)
     if how.layouts.wide:
@@ -141,14 +143,10 @@ def wide_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float
 
 
 def count_wide_levels(part_start: jax.Array, rows: int) -> jax.Array:
-    """Returns the number of levels, from the leaves' parents on, that have at least `rows` vertices.
+    """Returns the number of levels, from the leaves' parents on, that have at least `rows` vertices, as an int32 scalar.
 
-    It is at least one, because a launch must run a level.
-
-    Returns:
-        An int32 scalar.
-
-    `part_start`: int32 of shape (levels * PARTS + 1,): for each level and part of the schedule, its first row.
+    It is at least one, because a launch must run a level. `part_start`: int32 of shape (levels * PARTS + 1,): for each level
+    and part of the schedule, its first row.
     """
     widths = jnp.diff(jnp.asarray(part_start)[::PARTS])
     return jnp.maximum(jnp.argmin(jnp.append(widths >= rows, False)), 1).astype(jnp.int32)

@@ -85,7 +85,7 @@ class Scan(Engine):
         """Runs the forward's levels task by task."""
         sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
         of = zip(batch.parts, batch.rows, statics, eager, strict=True)
-        found = [_with_over(_kind(part, rows, own, eager_rows, save)) for part, rows, own, eager_rows in of]
+        found = [_kind(part, rows, own, eager_rows, save, overwrite=True) for part, rows, own, eager_rows in of]
         # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know
         # which row of the eager part's results is read here.
         early = [x for kind in found for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
@@ -187,45 +187,40 @@ def _computed(
     return own, [together(x, place_aval(place).shape) for place, x in values]
 
 
-def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], save: bool) -> _ForwardKind:
-    env = fixed(part, statics)
-    keep = part.forward.places if save else []
-    targets = [*part.forward.states, *part.forward.extra, *(v for place in keep for v in place)]
-    eqns, _ = needed(part.joint.program.eqns, targets, set())
+def _kind(
+    part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], save: bool, overwrite: bool = False
+) -> _ForwardKind:
+    """Collects what the tasks of a kind read.
+
+    With `overwrite`, kept values overwrite eager rows: a task reads its rows before it writes them.
+    """
+    env, domain = fixed(part, statics), part.joint.domain
+    keep, crossed = part.forward.places if save else [], crossing(part, rows, eager)
+    stored = [*keep, *((v,) for v in part.forward.extra)]
+    ours: Env = {v: x for v, x in zip(part.forward.cross, crossed, strict=True) if not isinstance(x, Pulled)}
+    places = overwritten_rows(part.joint, ours) if overwrite and part.forward.together is not None else {}
+    over = {n: places[place] for n, place in enumerate(stored) if place in places}
+    evaluate(needed(part.joint.program.eqns, list(over.values()), set(ours))[0], ours, domain)
+    given = {v: ours[v] for v in over.values()}
+    targets = [*part.forward.states, *(v for place in stored for v in place)]
+    eqns, _ = needed(part.joint.program.eqns, targets, set(given))
     return _ForwardKind(
         part=part,
         rows=rows,
         fixed=env,
-        crossing=crossing(part, rows, eager),
-        turned=turned_weights(part.joint.program.eqns, part.joint.domain, env),
+        crossing=crossed,
+        turned=turned_weights(part.joint.program.eqns, domain, env),
         eqns=eqns,
-        wanted=reads(eqns, targets),
-        stored=[*keep, *((v,) for v in part.forward.extra)],
-        level=[*(EDGE if part.joint.domain[v] == EDGE else ROW for v, *_ in keep), *part.extra_domain],
-        over={},
-        given={},
+        wanted=reads(eqns, targets) - given.keys(),
+        stored=stored,
+        level=[*(EDGE if domain[v] == EDGE else ROW for v, *_ in keep), *part.extra_domain],
+        over=over,
+        given=given,
     )
 
 
-def _with_over(kind: _ForwardKind) -> _ForwardKind:
-    """Returns `kind` with the kept values that overwrite eager rows: a task reads its rows before it writes them."""
-    part = kind.part
-    ours = {v: x for v, x in zip(part.forward.cross, kind.crossing, strict=True) if not isinstance(x, Pulled)}
-    over = overwritten_rows(part.joint, ours) if part.forward.together is not None else {}
-    over = {n: over[place] for n, place in enumerate(kind.stored) if place in over}
-    if not over:
-        return kind
-    env: Env = dict(ours)
-    evaluate(needed(part.joint.program.eqns, list(over.values()), set(env))[0], env, part.joint.domain)
-    targets = [*part.forward.states, *(v for place in kind.stored for v in place)]
-    eqns, _ = needed(part.joint.program.eqns, targets, set(over.values()))
-    given = {v: env[v] for v in over.values()}
-    wanted = reads(eqns, targets) - given.keys()
-    return kind._replace(eqns=eqns, wanted=wanted, over=over, given=given)
-
-
 def _before(kind: _ForwardKind, span: RowSpan, tensors: Arrays) -> Env:
-    """Returns the eager rows of a span that kept values overwrite, read by number: see `scan_task`."""
+    """Returns the eager rows of a span that kept values overwrite, read by number: see `task._known`."""
     row, edge = span.start + jnp.arange(span.size), span.edge_start + jnp.arange(span.edges)
     found = {v: get_rows(tensors[n], edge if kind.level[n] == EDGE else row) for n, v in kind.over.items()}
     return {v: together([x], v.aval.shape) for v, x in found.items()}

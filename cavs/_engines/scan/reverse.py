@@ -62,13 +62,9 @@ def backward_levels(
 ) -> BackwardLevels:
     """Runs the backward's loop over tasks, then the lazy batch and the transpose of the eager part.
 
-    Args:
-        cotangents: The cotangents that are known before the levels run.
-        rounds: Runs the rounds, and leaves that are kinds; `rounds_back` if not given. The arguments and results are the same.
-        products: Computes lazy gradients from operands where these lie. `None` for XLA.
-        eager: The kinds whose transposes of the eager part read cut cotangents where these lie, as `where`.
-
-    Returns the cotangents after the levels and the eager part.
+    `rounds`: runs the rounds, and leaves that are kinds, in place of `rounds_back`. `products`: computes lazy gradients from
+    operands where these lie; `None` for XLA. `eager`: the kinds whose transposes of the eager part read cut cotangents where
+    these lie, as `where`.
     """
     sched, options = batch.sched, batch.plan.function.optimizations
     of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)
@@ -144,12 +140,7 @@ def _rows_of_states(kind: Kind, sched: Schedule, g: jax.Array) -> jax.Array:
 
 
 def rounds_back(loop: Loop, tasks: jax.Array, g: StateCotangents, totals: Totals) -> Rounds:
-    """Runs all rounds.
-
-    Returns:
-        The number of tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of
-        static values.
-    """
+    """Runs all rounds."""
     last = jnp.asarray(loop.sched.num_rounds, jnp.int32)
     # (rounds * kinds * classes + 1,) the first task of each loop, and the end of the last
     begins = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.asarray(loop.sched.round_end).reshape(-1)])

@@ -1,6 +1,6 @@
 """Engine `scan`, backward: one task, which is the VJP of the recurrent part at its vertices."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -105,6 +105,17 @@ def with_reuse(kind: Kind, own: bool) -> Kind:
             of[v] = fits[0]
             del left[fits[0]]
     return kind._replace(reused=found, own=of, stored=[v for v in kind.stored if v not in of])
+
+
+def remade(kind: Kind) -> Callable[[Rows, Memory, dict[int, jax.Array]], Kind]:
+    """Returns a function that collects what `kind` reads from other arrays. It keeps no tracers of `kind` alive."""
+    number, part, stored, reused, own = kind.number, kind.part, kind.stored, kind.reused, kind.own
+
+    def made(rows: Rows, memory: Memory, extra_cts: dict[int, jax.Array]) -> Kind:
+        again = kind_of(number, part, rows, [], memory)
+        return again._replace(extra_cts=extra_cts, stored=stored, reused=reused, own=own)
+
+    return made
 
 
 def empty_cuts(kind: Kind, zeros: Zeros) -> list[jax.Array]:

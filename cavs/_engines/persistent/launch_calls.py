@@ -1,8 +1,11 @@
-"""Launches that can run beside another one, each on half of the multiprocessors.
+"""Launches as calls in a jaxpr, with what others may want to know of them.
 
 The thread blocks of a launch wait for each other, so all of them must be on the chip. A launch therefore has the chip to
 itself, unless two launches have so few thread blocks that those of both are there at once. `cavs.concurrent_jit` and
-`cavs.data.step` find such pairs in a traced step (`_step.pairs`), and run both with the layouts that are chosen here.
+`cavs.data.step` find such pairs in a traced step (`_step.pairs`), and run both on half of the multiprocessors each, with the
+layouts that are chosen here.
+
+Marks say what each launch runs, for those who choose its layout by measuring (`_run.tune_traced`).
 """
 
 import dataclasses
@@ -12,11 +15,12 @@ from typing import NamedTuple
 
 import jax
 
+from cavs._engines.engine import Job
 from cavs._engines.persistent.chip import LaunchOptions, half_layout, launch_cost
 from cavs._engines.persistent.lower import Recurrence
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.jaxprs import Var
-from cavs._jaxpr.ruled import Flat, Rules, as_call, pushed
+from cavs._jaxpr.jaxprs import Eqn, Var
+from cavs._jaxpr.ruled import Flat, Rules, as_call, call, pushed, ruled_p
 from cavs._schedule.schedule import Shape
 from cavs.kernels import LaunchConfig, persistent
 
@@ -78,3 +82,32 @@ def run_launches(
         )
 
     return as_call(rules)(list(weights.values()), arrays.values())
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LaunchMark(Rules):
+    """The rules of an identity that says which launch computed its operand."""
+
+    job: Job  # what the launch is a part of
+    made: Recurrence  # the direction that it runs
+
+
+def marked(flag: jax.Array, job: Job, made: Recurrence) -> jax.Array:
+    """Returns the flag of a launch, marked in the jaxpr."""
+
+    def same(x: jax.Array) -> list[jax.Array]:
+        return [x]
+
+    rules = LaunchMark(
+        same,
+        lambda primals, tangents: pushed(same, primals, tangents),
+        lambda over, dims, operands: over(same, tuple(dims))(*operands),
+        job=job,
+        made=made,
+    )
+    return call(rules, flag)[0]
+
+
+def is_mark(eqn: Eqn) -> bool:
+    """Returns whether an equation is the mark of a launch."""
+    return eqn.primitive is ruled_p and isinstance(eqn.params["rules"], LaunchMark)
