@@ -142,12 +142,13 @@ class InCudaGraph:
         return dict(self._buffers)
 
 
-def lstm_state(z, c):
-    """Returns the states of an LSTM's cells from their gates i, f, o, g before the activation, and the states before."""
-    width = c.shape[-1]
+def lstm_state(z, c=None):
+    """Returns the states of an LSTM's cells from their gates i, f, o, g before the activation, and c of the states before."""
+    width = z.shape[-1] // 4
     ifo, g = z.split([3 * width, width], -1)
     i, f, o = ifo.sigmoid().chunk(3, -1)
-    c = torch.addcmul(i * g.tanh(), f, c)
+    ig = i * g.tanh()
+    c = ig if c is None else torch.addcmul(ig, f, c)
     return o * c.tanh(), c
 
 
