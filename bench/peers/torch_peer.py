@@ -135,11 +135,8 @@ class InCudaGraph:
         with torch.cuda.graph(graph, pool=self._memory):
             loss = self._train(batch, lr)
         self._replayed = None
-        return graph, loss, self._sent, self._held(), batch  # kept alive as long as the graph
-
-    def _held(self):
-        """Buffers that a later, larger batch may replace while the graph still reads them."""
-        return dict(self._buffers)
+        # Kept alive as long as the graph. A later, larger batch may replace buffers that the graph still reads.
+        return graph, loss, self._sent, dict(self._buffers), batch
 
 
 def lstm_state(z, c=None):
