@@ -17,22 +17,10 @@ from bench.cells import CELLS
 from bench.graphs import CLASSES, VOCAB
 
 SEED = 0
-SHAPES = {
-    "sst": graphs.sst_like,
-    "complete": graphs.complete,
-    "chains": graphs.chains,
-    "fixed": graphs.fixed,
-    "dependency": graphs.dependency,
-    "lattice": graphs.lattice,
-    "deep": graphs.deep,
-    "wide": graphs.wide,
-    "netlist": graphs.netlist,
-    "sentences": graphs.sentences,
-    "pairs": graphs.pairs,
-    "characters": graphs.characters,
-    "tagged": graphs.tagged,
-    "spelled": graphs.spelled,
-}
+SHAPES = {"sst": graphs.sst_like}
+SHAPES.update((f.__name__, f) for f in (graphs.complete, graphs.chains, graphs.fixed, graphs.dependency, graphs.lattice))
+SHAPES.update((f.__name__, f) for f in (graphs.deep, graphs.wide, graphs.netlist, graphs.sentences, graphs.pairs))
+SHAPES.update((f.__name__, f) for f in (graphs.characters, graphs.tagged, graphs.spelled))
 # Steps of one quick round, each over a distinct batch, by batch size. They are the same for every system.
 QUICK_STEPS = {1: 64, 16: 16, 64: 6, 256: 3}
 GPU_QUICK_STEPS = {1: 32, 16: 16, 64: 8, 256: 6}  # few, because each may need compilation; a sample is several passes

@@ -57,11 +57,6 @@ def seconds(run: Callable[[], Any], finish: Callable[[Any], Any], times: int = 1
     return min(found)
 
 
-def rms_errors(true: np.ndarray, found: dict[str, jax.Array]) -> dict[str, float]:
-    """The root mean square errors."""
-    return {name: float(np.sqrt(np.mean((np.asarray(y, np.float64) - true) ** 2))) for name, y in found.items()}
-
-
 def draw(shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Random operands."""
     rng = np.random.default_rng(0)
@@ -133,7 +128,9 @@ def layer(operation: Operation, name: str) -> dict[str, Any]:
     for m in (4, 2):
         layout = dataclasses.replace(layouts[best], m=m)
         results[f"F({m}x{m})"] = jax.jit(functools.partial(operation.launch, pads=SAME, layout=layout))(*few)
-    return found | {"errors": rms_errors(in_float64(operation, few), results)}
+    true = in_float64(operation, few)
+    rms = lambda y: float(np.sqrt(np.mean((np.asarray(y, np.float64) - true) ** 2)))  # noqa: E731
+    return found | {"errors": {name: rms(y) for name, y in results.items()}}
 
 
 def network(name: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ LIBRARIES = {"jax": "JAX", "torch": "PyTorch"}
 
 
 def cores() -> int:
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -34,13 +35,6 @@ def _children(process: int) -> list[int]:
         return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:  # a kernel without this file
         return []
-
-
-def load() -> float:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return 0.0
 
 
 def rates(systems: dict[str, Any]) -> dict[str, float]:

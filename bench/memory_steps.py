@@ -8,6 +8,7 @@ import pickle
 import statistics
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -89,7 +90,7 @@ def model(case: str, size: str = "", samples: int = 0, hidden: int = 0, side: in
         loss, params, batch, axis = models.ARRAYS[case](samples, hidden)
         return Model(lambda p, b, remat: loss(p, b), params, batch, {"axis": axis})
     if case in networks.NETWORKS:
-        net = networks.with_images(networks.NETWORKS[case](), side, norm)
+        net = replace(networks.NETWORKS[case](), side=side, norm=norm)
         params, batch = net.init(jax.random.key(0)), net.batch(jax.random.key(1), samples)
         return Model(lambda p, b, remat: cavs.data.mean(net.losses(p, *b, remat=remat)), params, batch, {})
     found = models.CASES[case]

@@ -6,7 +6,7 @@ identity, or `jax.checkpoint` where an expert would place it: around each step, 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ import optax
 from jax import lax
 
 import cavs
-from bench.networks import Remat, conv, group_scaled, identity, resnet, scaled, with_images
+from bench.networks import Remat, conv, group_scaled, identity, resnet, scaled
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -232,7 +232,7 @@ def _at_positions(x: Array) -> Array:
 
 
 def resnet_init(key: Array, width: int, batch: int, pixels: int, blocks: int, stages: int = 4) -> tuple[Any, Any]:
-    network = with_images(resnet((blocks,) * stages, 100, width), pixels)
+    network = replace(resnet((blocks,) * stages, 100, width), side=pixels)
     return network.init(key), network.batch(key, batch)
 
 

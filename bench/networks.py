@@ -9,8 +9,8 @@ value = network.loss(params, images, labels, conv3=cavs.conv)
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,15 +34,18 @@ def conv(x: Array, w: Array, stride: int | tuple[int, int] = 1, precision: Any =
 
 
 class Ops(NamedTuple):
-    """What a block runs: `conv3` for filters of 3 x 3 with stride 1, `conv` for all others, `norm`, and products."""
+    """What a block runs: `conv3` for filters of 3 x 3 with stride 1, `conv` for all others, norms, and products."""
 
     conv3: Conv
     conv: Callable[..., Array]
-    norm: Callable[[Array, Any], Array]
+    scaled: Callable[[Array], Array]
     precision: Any
 
     def __call__(self, x: Array, w: Array, stride: int = 1) -> Array:
         return self.conv3(x, w) if stride == 1 and w.shape[:2] == (3, 3) else self.conv(x, w, stride)
+
+    def norm(self, x: Array, p: Any) -> Array:
+        return self.scaled(x) * p[0] + p[1]
 
     def product(self, x: Array, w: Array) -> Array:
         return jnp.matmul(x, w, precision=self.precision)
@@ -57,7 +60,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A chain of blocks. `side`: pixels of the images; `classes`: the number of labels."""
+    """A chain of blocks. `side`: pixels of the images (VGG-16 takes 224 alone); `classes`: the number of labels."""
 
     name: str
     blocks: tuple[Block, ...]
@@ -99,8 +102,8 @@ class Network:
             remat: wraps each block, for example `jax.checkpoint`.
         """
         other = partial(conv, precision=precision)
-        ops = Ops(conv3 or other, other, _batch_norm if self.norm == "batch" else _group_norm, precision)
-        x = images
+        normal = partial(scaled, axes=(0, 1, 2)) if self.norm == "batch" else partial(group_scaled, groups=8)
+        ops, x = Ops(conv3 or other, other, normal, precision), images
         for block, p in zip(self.blocks, params, strict=True):
             x = remat(lambda p, x, apply=block.apply: apply(p, x, ops))(p, x)
         return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], -1)[:, 0]
@@ -125,14 +128,6 @@ def scaled(x: Array, axes: tuple[int, ...]) -> Array:
 def group_scaled(x: Array, groups: int) -> Array:
     """Does the same over all pixels and each of these groups of channels."""
     return scaled(x.reshape(*x.shape[:3], groups, -1), (1, 2, 4)).reshape(x.shape)
-
-
-def _batch_norm(x: Array, p: Any) -> Array:
-    return scaled(x, (0, 1, 2)) * p[0] + p[1]
-
-
-def _group_norm(x: Array, p: Any) -> Array:
-    return group_scaled(x, 8) * p[0] + p[1]
 
 
 def pool(x: Array, size: int, stride: int, padding: str = "SAME") -> Array:
@@ -183,12 +178,16 @@ def _bottleneck(channels: int, width: int, stride: int) -> Block:
 # --- VGG (Simonyan and Zisserman, 2015).
 
 
-def _vgg_convolutions() -> Iterator[Block]:
-    channels = 3
+def vgg16(classes: int = 1000) -> Network:
+    """VGG-16, without dropout."""
+    found, channels = [], 3
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for n in range(count):
-            yield Block({"w": (3, 3, channels, width), "b": (width,)}, partial(_convolved, pooled=n == count - 1))
+            found.append(Block({"w": (3, 3, channels, width), "b": (width,)}, partial(_convolved, pooled=n == count - 1)))
             channels = width
+    found += [Block({"w": (n, 4096), "b": (4096,)}, _dense) for n in (7 * 7 * 512, 4096)]
+    found.append(Block({"w": (4096, classes), "b": (classes,)}, partial(_dense, last=True)))
+    return Network("VGG-16", tuple(found), classes=classes)
 
 
 def _convolved(p: Any, x: Array, ops: Ops, pooled: bool = False) -> Array:
@@ -199,13 +198,6 @@ def _convolved(p: Any, x: Array, ops: Ops, pooled: bool = False) -> Array:
 def _dense(p: Any, x: Array, ops: Ops, last: bool = False) -> Array:
     x = ops.product(x.reshape(len(x), -1), p["w"]) + p["b"]
     return x if last else jax.nn.relu(x)
-
-
-def vgg16(classes: int = 1000) -> Network:
-    """VGG-16, without dropout."""
-    dense = (Block({"w": (n, m), "b": (m,)}, _dense) for n, m in ((7 * 7 * 512, 4096), (4096, 4096)))
-    last = Block({"w": (4096, classes), "b": (classes,)}, partial(_dense, last=True))
-    return Network("VGG-16", (*_vgg_convolutions(), *dense, last), classes=classes)
 
 
 # --- DenseNet-161 (Huang et al., 2017).
@@ -257,11 +249,6 @@ def _leaky(p: Any, x: Array, ops: Ops, stride: int = 1, n: str = "") -> Array:
 
 def _darknet_block(p: Any, x: Array, ops: Ops) -> Array:
     return x + _leaky(p, _leaky(p, x, ops, n="0"), ops, n="1")
-
-
-def with_images(network: Network, side: int, norm: str = "batch") -> Network:
-    """Returns a network for images of another size, not VGG-16, and with another normalisation."""
-    return replace(network, side=side, norm=norm)
 
 
 NETWORKS: dict[str, Callable[[], Network]] = {

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 
 import cavs
 from bench.cells import APPLICATIONS, RNNS, TAGGERS
@@ -76,63 +77,34 @@ def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
     return cavs.Graphs.build(sizes, counts, children, input_id=words, label=label)
 
 
-@dataclasses.dataclass(frozen=True)
-class Samples:
-    """A data set in memory.
+def read(cell: str, batches: list[list[dict[str, Any]]]) -> Any:
+    """Reads all samples of these batches. Returns the data sets of a loader.
 
-    Attributes:
-        graphs: The graphs to schedule for each batch. The loss is taken at all vertices with a label. Graphs with
-            `input_id` read words from the embedding.
-        spellings: Chains of letters in both directions, or none. Graph 0 is padding.
-        first: The index of the first spelling of each sample, and the number of spellings.
-        room: The number of spellings in every batch.
+    The loss is taken at all vertices with a label. Graphs with `input_id` read words from the embedding, except spellings.
     """
-
-    graphs: tuple[cavs.Graphs, ...]
-    spellings: tuple[cavs.Graphs, ...] = ()
-    first: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, int))
-    room: int = 0
-
-    def sources(self) -> Any:
-        """Returns the data sets of a loader."""
-        if len(self.graphs) == 1 and not self.spellings:
-            return self.graphs[0]
-        return [*self.graphs, *((g, self._spelled) for g in self.spellings)]
-
-    def _spelled(self, index: np.ndarray) -> np.ndarray:
-        """Returns the indices of the spellings of a batch, padded with graph 0."""
-        counts = self.first[index + 1] - self.first[index]
-        found = np.zeros(self.room, int)
-        found[: counts.sum()] = np.arange(counts.sum()) + (self.first[index] - counts.cumsum() + counts).repeat(counts)
-        return found
-
-
-def read(cell: str, batches: list[list[dict[str, Any]]]) -> Samples:
-    """Reads all samples of these batches."""
     samples = [g for batch in batches for g in batch]
+    lengths = [len(g["words"]) for g in samples if "words" in g]
     if cell == "encoder_decoder":
         source, target = ([len(g[k]) for g in samples] for k in ("source", "target"))
         chains, pairs = vp.EncoderDecoder.graphs(source, target)
         none = [np.full(n, -1) for n in source]
         words, labels = ([x for n, g in zip(none, samples, strict=True) for x in (n, g[k])] for k in ("target", "labels"))
-        return Samples((_with(chains, [g["source"] for g in samples]), _with(pairs, words, labels)))
+        return [_with(chains, [g["source"] for g in samples]), _with(pairs, words, labels)]
     if cell == "lattice_lstm":
         words = [x for g in samples for x in (g["words"], g["span_words"])]
         labels = [x for g in samples for x in (g["labels"], np.full(len(g["spans"]), -1))]
-        graphs = vp.LatticeLSTM.graphs([len(g["words"]) for g in samples], [g["spans"] for g in samples])
-        return Samples((_with(graphs, words, labels),))
+        return _with(vp.LatticeLSTM.graphs(lengths, [g["spans"] for g in samples]), words, labels)
     if cell in TAGGERS:
-        chains = cavs.from_lengths([len(g["words"]) for g in samples])
-        both = (_with(chains, [g["words"] for g in samples], [g["labels"] for g in samples]), chains.reversed())
-        return Samples(both, *_spellings(batches)) if cell == "char_bilstm" else Samples(both)
+        chains = cavs.from_lengths(lengths)
+        both = [_with(chains, [g["words"] for g in samples], [g["labels"] for g in samples]), chains.reversed()]
+        return both + (_spellings(batches) if cell == "char_bilstm" else [])
     if cell in ("td_rnn", "td_lstm"):
-        words = np.concatenate([g["words"] for g in samples])
-        graphs = vp.TDRNN.graphs([len(g["words"]) for g in samples], words=words)
+        graphs = vp.TDRNN.graphs(lengths, words=np.concatenate([g["words"] for g in samples]))
         label = np.full(graphs.num_vertices, -1)
         label[graphs.vertex_offsets[1:] - 1] = [g["label"] for g in samples]
-        return Samples((_with(graphs, [graphs.input_id], [label]),))
+        return _with(graphs, [graphs.input_id], [label])
     graphs = graphs_of(samples)
-    return Samples((vp.RvNN.add_kinds(graphs) if cell == "rvnn" else graphs,))
+    return vp.RvNN.add_kinds(graphs) if cell == "rvnn" else graphs
 
 
 def _with(graphs: cavs.Graphs, words: list[Any], labels: list[Any] | None = None) -> cavs.Graphs:
@@ -142,13 +114,21 @@ def _with(graphs: cavs.Graphs, words: list[Any], labels: list[Any] | None = None
     return dataclasses.replace(graphs, input_id=np.where(ids < 0, np.int32(NO_WORD), ids), label=label)
 
 
-def _spellings(batches: list[list[dict[str, Any]]]) -> tuple[tuple[cavs.Graphs, cavs.Graphs], np.ndarray, int]:
-    """Returns `spellings`, `first` and `room` of `Samples`."""
+def _spellings(batches: list[list[dict[str, Any]]]) -> list[Any]:
+    """Returns chains of the letters of rare words, in both directions: as many in every batch, filled up with graph 0."""
     letters = [np.zeros(1, int), *(s for batch in batches for g in batch for s in g["spellings"])]
-    first = np.cumsum([1, *(len(g["spellings"]) for batch in batches for g in batch)])
+    first = np.cumsum([1, *(len(g["spellings"]) for batch in batches for g in batch)])  # of each sample
     most = max(sum(len(g["spellings"]) for g in batch) for batch in batches)
+    room = max(ROOM, 1 << (most - 1).bit_length())
+
+    def pick(index: np.ndarray) -> np.ndarray:
+        counts = first[index + 1] - first[index]
+        found = np.zeros(room, int)
+        found[: counts.sum()] = np.arange(counts.sum()) + (first[index] - counts.cumsum() + counts).repeat(counts)
+        return found
+
     chains = cavs.from_lengths([len(s) for s in letters], input_id=np.concatenate(letters))
-    return (chains, chains.reversed()), first, max(ROOM, 1 << (most - 1).bit_length())
+    return [(chains, pick), (chains.reversed(), pick)]
 
 
 class Cavs:
@@ -176,17 +156,17 @@ class Cavs:
                 self._F = cavs.VertexFunction(ready, state=state, arity=F.arity, optimizations=options)
         dense = _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"})
         self._state: Any = (dense, jnp.array(params["embed"]), jnp.float32(0))
-        self._asked: list[np.ndarray] | None = None
-        loss = _loss(ready, self._F, cell in EVERYWHERE, engine)
-        self._step = cavs.data.step(tune=0)(make_step(loss, _parts))
+        self._step = cavs.data.step(tune=0)(_training_step(ready, self._F, cell in EVERYWHERE, engine))
 
     def params(self) -> dict[str, np.ndarray]:
-        return {k: np.asarray(v) for k, v in (_flat(self._state[0]) | {"embed": self._state[1]}).items()}
+        dense, embed, _ = self._state
+        found = {keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(dense)}
+        return {k: np.asarray(v) for k, v in (found | {"embed": embed}).items()}
 
     def load(self, batches: list[list[dict[str, Any]]]) -> list[np.ndarray]:
         """Reads a data set once, and chooses the shapes. Returns the indices of the samples of each batch."""
         start, sizes = time.perf_counter(), [len(b) for b in batches]
-        self._data: Any = read(self._cell, batches).sources()
+        self._data, self._asked = read(self._cell, batches), list[int]()
         self.reading = (time.perf_counter() - start) / len(batches)
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, ahead=0)
@@ -206,9 +186,8 @@ class Cavs:
         """Does the same as a training loop on this device does: yields what the step takes, on the device."""
         if self._device == "cpu":
             return self._loader(iter(batches), self.steps, 0)
-        known = self._asked
-        if known is None or len(known) != len(batches) or any(a is not b for a, b in zip(known, batches, strict=True)):
-            self._asked, self._epochs = batches, self._loader(batches, self.steps, AHEAD)
+        if (asked := [*map(id, batches)]) != self._asked:
+            self._asked, self._epochs = asked, self._loader(batches, self.steps, AHEAD)
         return self._epochs  # the next epoch of the same batches
 
     def compile(self, batches: list[np.ndarray]) -> None:
@@ -261,44 +240,30 @@ class Cavs:
         return self._step.compilations
 
 
-def make_step(loss: Any, parts_of: Any) -> Any:
-    """Returns the training step of one batch: SGD of all parameters, and of the rows of the embedding that the batch reads.
+def _training_step(ready: Any, F: cavs.VertexFunction | None, everywhere: bool, engine: str | None) -> Any:
+    """Returns the training step of one batch: SGD of all parameters, and of the rows of the embedding that the batch reads."""
 
-    Args:
-        loss: The loss, `loss(params, rows, parts)`.
-        parts_of: Splits a batch into parts. The second part is the words, an array or a tree of arrays; `rows` has the
-            same structure.
-    """
+    def loss(params: Any, rows: list[jax.Array], scheds: tuple[cavs.Schedule, ...]) -> Any:
+        """Returns the mean over the labels. `rows`: the vectors of the words, for each kind of graphs that reads words."""
+        logits = _logits(ready, F, params, rows, scheds, everywhere, engine)
+        labelled = next(s for s in scheds if "label" in s.shape.fields)
+        labels = labelled.label if everywhere else labelled.label[labelled.roots]
+        of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1, mode="clip")[:, 0]
+        return -jnp.where(labels >= 0, of_label, 0).sum() / (labels >= 0).sum()
 
     def step(state: Any, batch: Any) -> Any:
         params, embed, lr = state
-        parts = parts_of(batch)
-        words = parts[1]
-        rows = jax.tree.map(lambda w: embed.at[w].get(mode="clip"), words)
-        value, (d_params, d_rows) = jax.value_and_grad(loss, (0, 1))(params, rows, parts)
+        scheds = batch if isinstance(batch, tuple) else (batch,)
+        readers = [s for s in scheds if "input_id" in s.shape.fields][: 1 if len(scheds) == 4 else None]  # not of letters
+        words = [jnp.where(s.input_id < 0, NO_WORD, s.input_id) for s in readers]
+        rows = [embed.at[w].get(mode="clip") for w in words]
+        value, (d_params, d_rows) = jax.value_and_grad(loss, (0, 1))(params, rows, scheds)
         params = jax.tree.map(lambda p, d: p - lr * d, params, d_params)
-        for w, d in zip(jax.tree.leaves(words), jax.tree.leaves(d_rows), strict=True):
+        for w, d in zip(words, d_rows, strict=True):
             embed = embed.at[w].add(-lr * d, mode="drop")
         return (params, embed, lr), value
 
     return step
-
-
-def _parts(batch: Any) -> tuple[Any, ...]:
-    """Returns the schedules of a batch, and the words of each kind of graphs that reads words."""
-    scheds = batch if isinstance(batch, tuple) else (batch,)
-    return scheds, tuple(jnp.where(s.input_id < 0, NO_WORD, s.input_id) for s in _readers(scheds))
-
-
-def _readers(scheds: tuple[cavs.Schedule, ...]) -> list[cavs.Schedule]:
-    """Returns the schedules of graphs that read words, not letters."""
-    return [s for s in scheds if "input_id" in s.shape.fields][: 1 if len(scheds) == 4 else None]
-
-
-def _letters(words: cavs.Schedule, spellings: cavs.Schedule) -> tuple[jax.Array, jax.Array]:
-    """Returns the letters of a batch, and the spelling of each word (-1 for none)."""
-    rare = words.input_id == NO_WORD
-    return jnp.maximum(spellings.input_id, 0), jnp.where(rare, jnp.cumsum(rare) - 1, -1)
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -312,27 +277,6 @@ def _nested(flat: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in nested.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return out
-
-
-def _loss(ready: Any, F: cavs.VertexFunction | None, everywhere: bool, engine: str | None) -> Any:
-    """Returns the mean loss over the labels, as a function for `make_step`."""
-
-    def loss(params: Any, rows: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
-        scheds, _ = batch
-        logits = _logits(ready, F, params, rows, scheds, everywhere, engine)
-        labelled = next(s for s in scheds if "label" in s.shape.fields)
-        labels = labelled.label if everywhere else labelled.label[labelled.roots]
-        of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1, mode="clip")[:, 0]
-        return -jnp.where(labels >= 0, of_label, 0).sum() / (labels >= 0).sum()
-
-    return loss
-
-
 def _logits(ready: Any, F: Any, params: Any, rows: Any, scheds: Any, everywhere: bool, engine: str | None) -> jax.Array:
     if isinstance(ready, (vp.BiLSTMTagger, vp.CharBiLSTMTagger)):
         out = {"w": params["mlp_w"], "b": params["mlp_b"], "v": params["out_w"], "c": params["out_b"]}
@@ -341,9 +285,9 @@ def _logits(ready: Any, F: Any, params: Any, rows: Any, scheds: Any, everywhere:
         if isinstance(ready, vp.BiLSTMTagger):
             return ready.run(tagger, sched, back, x)
         mine = {"tagger": tagger, "spell": [params["spell"]], "characters": params["characters"]}
-        letters, of_word = _letters(sched, of_spellings[0])
-        vectors = ready.vectors(mine, of_spellings[0], of_spellings[1], letters)
-        return ready.run(mine, sched, back, x, vectors, of_word)
+        vectors = ready.vectors(mine, *of_spellings, jnp.maximum(of_spellings[0].input_id, 0))
+        rare = sched.input_id == NO_WORD
+        return ready.run(mine, sched, back, x, vectors, jnp.where(rare, jnp.cumsum(rare) - 1, -1))
     if isinstance(ready, vp.EncoderDecoder):
         (source, pairs), (x, y) = scheds, rows
         h = ready.run(params, source, pairs, x, y)

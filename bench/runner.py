@@ -6,17 +6,18 @@ passes over the same batches once or a few times, in an order that rotates. Drif
 equally, and ratios compare medians of one run.
 """
 
+import json
 import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from bench.cases import Case
-from bench.machine import cores, load, processor_seconds, rates, told_apart
+from bench.machine import cores, processor_seconds, rates, told_apart
 from bench.remote import Remote, Setting, WorkerDied
 from bench.systems import SYSTEMS
 
@@ -77,15 +78,15 @@ class Bench:
         rounds: int,
         seconds: float,
         path: str | None = None,
-        left_out: Callable[[Case, str], str | None] = lambda case, name: None,
+        left_out: Callable[[Case, str], str | None],
     ) -> Iterator[dict[str, Any]]:
-        """Runs cases on all systems that can run them. Prepares all cases in parallel, then times and yields each."""
+        """Runs cases on all systems. Prepares all cases in parallel, then times and yields each.
 
-        def prepare(job: tuple[int, Case, str]) -> dict[str, Any]:
-            slot, case, name = job
-            runs = SYSTEMS[name].runs(case, self.device, quick, self._setting.of_products)
-            reason = self.missing.get(name) or runs or left_out(case, name)
-            if reason:
+        `left_out(case, system)` returns why a system does not run in a case, or None.
+        """
+
+        def prepare(slot: int, case: Case, name: str) -> dict[str, Any]:
+            if reason := self.missing.get(name) or left_out(case, name):
                 return {"error": reason}
             found: dict[str, Any] = {}
             for command, arguments in (
@@ -98,12 +99,12 @@ class Bench:
                     break
             return found
 
-        before, started = load(), time.strftime("%Y-%m-%dT%H:%M:%S")
+        before, started = os.getloadavg()[0], time.strftime("%Y-%m-%dT%H:%M:%S")
         jobs = [(slot, case, name) for slot, case in enumerate(cases) for name in names]
         # Systems with long compilation come first; the others then fill the remaining cores.
-        order = sorted(range(len(jobs)), key=lambda i: not SYSTEMS[jobs[i][2]].compiles_long)
-        answers = dict(zip(order, self._pool.map(prepare, [jobs[i] for i in order]), strict=True))
-        prepared = [answers[i] for i in range(len(jobs))]
+        jobs.sort(key=lambda job: not SYSTEMS[job[2]].compiles_long)
+        prepared = {(slot, name): self._pool.submit(prepare, slot, case, name) for slot, case, name in jobs}
+        wait(prepared.values())  # nothing is timed while something compiles
         for slot, case in enumerate(cases):
             record: dict[str, Any] = {
                 "case": case.name,
@@ -114,18 +115,10 @@ class Bench:
                 "started": started,
                 "systems": {},
             }
-            found = dict(zip(names, prepared[slot * len(names) : (slot + 1) * len(names)], strict=True))
-            self._time(record, slot, found, rounds, seconds)
+            self._time(record, slot, {name: prepared[slot, name].result() for name in names}, rounds, seconds)
             yield _rounded(record)
 
-    def _time(
-        self,
-        record: dict[str, Any],
-        slot: int,
-        found: dict[str, dict[str, Any]],
-        rounds: int,
-        seconds: float,
-    ) -> None:
+    def _time(self, record: dict[str, Any], slot: int, found: dict[str, Any], rounds: int, seconds: float) -> None:
         """Times one case and fills its record. `found` holds the answers of each system's preparation."""
         case, steps, systems = record["case"], record["steps"], record["systems"]
         for name, prepared in found.items():
@@ -169,7 +162,7 @@ class Bench:
             self._warned = True
             print(f"{case}: {warning}", file=sys.stderr)
         _check(systems, TOLERANCE[self._setting.of_products])
-        record["load_after"] = load()
+        record["load_after"] = os.getloadavg()[0]
 
     def _passes(self, name: str, slot: int, steps: int) -> int:
         """Returns the passes over the batches in one sample on a GPU. Short streams are mostly start-up: measure again."""
@@ -195,10 +188,6 @@ def _check(systems: dict[str, Any], tolerance: float) -> None:
         systems[name]["agrees"] = bool(deviation <= tolerance)  # False for NaN too
 
 
-def _rounded(x: Any) -> Any:
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
     """Rounds to seven digits, so that diffs of results stay readable."""
-    if isinstance(x, float):
-        return float(f"{x:.7g}")
-    if isinstance(x, dict):
-        return {k: _rounded(v) for k, v in x.items()}
-    return [_rounded(v) for v in x] if isinstance(x, list) else x
+    return json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.7g}"))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.machine import cores
+
 Records = dict[str, list[dict[str, Any]]]  # of each device
 RESULTS = Path(__file__).resolve().parent / "results"
 CLOCK = (
@@ -52,7 +54,7 @@ def environment(
         "changed": bool(_git("status", "--porcelain", "--", "cavs", "vertex_programs", "kernels", "bench/*.py")),
         "device": device,
         "threads": threads,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "platform": platform.platform(),
         "precision": MEANING[precision] if precision else "float32" if device == "cpu" else MEANING["tf32"],
         "clock": CLOCK,

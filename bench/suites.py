@@ -1,6 +1,7 @@
 """The cases and systems of each suite: the grids of the papers' figures, and smaller ones for `--quick`."""
 
 from bench.cases import Case
+from bench.cells import TAGGERS, TREES
 from bench.systems import SYSTEMS
 
 BATCHES = (1, 16, 32, 64, 128, 256)
@@ -122,31 +123,16 @@ def _scheduling(quick: bool, device: str) -> list[Case]:
 # Cavs and the closest peers on a GPU. Quick runs of suite `cavs` time every system in the first case, and these in the others,
 # because JAX compiles for a minute per case and system.
 CLOSEST = {
-    "tree_lstm": ("cavs", "torch_triton_graph"),
-    "tree_fc": ("cavs", "torch_triton_graph"),
+    **dict.fromkeys(TREES, ("cavs", "torch_triton_graph")),
     "lstm": ("cavs", "torch_packed_graph", "jax_cudnn_rnn"),
     "gru": ("cavs", "torch_packed_graph"),
     "child_sum": ("cavs", "torch_edges"),
-    "bilstm": ("cavs", "torch_packed_bilstm"),
-    "char_bilstm": ("cavs", "torch_packed_bilstm"),
-    "td_rnn": ("cavs", "torch_applications"),
-    "td_lstm": ("cavs", "torch_applications"),
-    "rvnn": ("cavs", "torch_applications"),
-    "lattice_lstm": ("cavs", "torch_applications"),
+    **dict.fromkeys(TAGGERS, ("cavs", "torch_packed_bilstm")),
+    **dict.fromkeys(("td_rnn", "td_lstm", "rvnn", "lattice_lstm"), ("cavs", "torch_applications")),
 }
 
-SUITES = {
-    "cavs": _cavs,
-    "vpps": _vpps,
-    "ablation": _ablation,
-    "scaling": _scaling,
-    "applications": _applications,
-    "lstm": _lstm,
-    "sizes": _sizes,
-    "grid": _grid,
-    "mixtures": _mixtures,
-    "scheduling": _scheduling,
-}
+_ALL = (_cavs, _vpps, _ablation, _scaling, _applications, _lstm, _sizes, _grid, _mixtures, _scheduling)
+SUITES = {suite.__name__[1:]: suite for suite in _ALL}
 
 
 def cases_of(suite: str, quick: bool, device: str = "cpu") -> list[Case]:

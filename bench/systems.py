@@ -111,10 +111,10 @@ SYSTEMS = {
     "torch_flashrnn": _torch(
         "torch_flashrnn", "TorchFlashRNN", ("lstm",), ("torch", "flashrnn"), gpu=True, precisions=PRECISIONS[1:]
     ),
-    "torch_applications": _torch("torch_applications", "TorchApplication", [c for c in APPLICATIONS if c not in TAGGERS]),
+    "torch_applications": _torch("torch_levelled", "TorchLevelled", [c for c in APPLICATIONS if c not in TAGGERS]),
     "torch_packed_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS),
     "torch_loop_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS, options={"kind": "loop"}),
-    "torch_edges": _torch("torch_applications", "TorchApplication", ("child_sum",)),
+    "torch_edges": _torch("torch_levelled", "TorchLevelled", ("child_sum",)),
     "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE),
     "jax_scan": _jax("bench.peers.jax_scan", "JaxScan", BASIC, "pip install jax"),
     "jax_cudnn_rnn": _jax(

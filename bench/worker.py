@@ -19,6 +19,7 @@ One worker is timed at a time; the others wait in `readline`. This file also run
 from __future__ import annotations
 
 import argparse
+import collections
 import gc
 import itertools
 import json
@@ -45,24 +46,21 @@ class Worker:
         self.batches: list[Any] = []
 
     def hello(self):
-        versions = {"python": platform.python_version()}
-        missing = self.system.missing()
-        if not missing and self.device == "gpu" and "jax" in self.system.needs:
-            import jax
-
-            if jax.default_backend() != "gpu":
-                return {"missing": "needs a GPU that JAX sees: pip install 'jax[cuda13]'"}
-        if missing:
+        if missing := self.system.missing():
             return {"missing": "needs " + ", ".join(missing) + ": " + self.system.install}
+        versions = {"python": platform.python_version()}
         for module in ("numpy", *self.system.needs, *(["cavs"] if self.name.startswith("cavs") else [])):
-            loaded = __import__(module)
-            versions[module] = str(getattr(loaded, "__version__", "?"))
-        if "jax" in sys.modules:
-            versions["device"] = sys.modules["jax"].devices()[0].device_kind
+            versions[module] = str(getattr(__import__(module), "__version__", "?"))
+        if "jax" in self.system.needs:
+            device = sys.modules["jax"].devices()[0]
+            if self.device == "gpu" and device.platform != "gpu":
+                return {"missing": "needs a GPU that JAX sees: pip install 'jax[cuda13]'"}
+            versions["device"] = device.device_kind
         elif self.device == "gpu":
-            if not sys.modules["torch"].cuda.is_available():
+            cuda = sys.modules["torch"].cuda
+            if not cuda.is_available():
                 return {"missing": "needs a GPU that PyTorch sees"}
-            versions["device"] = sys.modules["torch"].cuda.get_device_name()
+            versions["device"] = cuda.get_device_name()
         return {"versions": versions}
 
     def open(self, case, steps, path=None):
@@ -197,8 +195,7 @@ def _seconds(run):
 
 
 def _take(iterator):
-    for _ in iterator:
-        pass
+    collections.deque(iterator, maxlen=0)
 
 
 def main():

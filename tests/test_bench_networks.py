@@ -1,6 +1,7 @@
 """The networks of `bench.networks`: their sizes, and that ways to run them agree."""
 
 import math
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ def test_sizes_are_those_that_were_published(name):
 
 
 def test_checkpoints_do_not_change_the_loss():
-    network = networks.with_images(networks.resnet((1, 1), 10, 16), 32)
+    network = replace(networks.resnet((1, 1), 10, 16), side=32)
     params, batch = network.init(jax.random.key(0)), network.batch(jax.random.key(1), 4)
     value, again = (
         jax.jit(lambda params, batch, how=how: network.loss(params, *batch, **how))(params, batch)
@@ -45,7 +46,7 @@ def test_parts_of_a_batch_with_group_norm():
     """They are checked by the plan."""
     import cavs
 
-    network = networks.with_images(networks.resnet((1, 1), 10, 16), 32, "group")
+    network = replace(networks.resnet((1, 1), 10, 16), side=32, norm="group")
     params, batch = network.init(jax.random.key(0)), network.batch(jax.random.key(1), 8)
     found = plan(lambda params, batch: cavs.data.mean(network.losses(params, *batch)), params, batch, parts=4)
     np.testing.assert_allclose(found.loss(params, found.batch(batch)), network.loss(params, *batch), rtol=1e-4)

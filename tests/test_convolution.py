@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -373,7 +374,7 @@ def test_the_bench_measures_every_part(as_on_a_card: list[str], monkeypatch: pyt
     monkeypatch.setattr(Target, "here", lambda: H200)
     chosen = choice_module.ConvolutionChoice(None, dict.fromkeys(named_layouts(), 1.0) | {"xla": 2.0})
     monkeypatch.setattr(bench, "chosen", lambda *args: chosen)
-    monkeypatch.setattr(bench, "NETWORKS", {"resnet50": lambda: networks.with_images(networks.resnet((1, 1), width=16), 16)})
+    monkeypatch.setattr(bench, "NETWORKS", {"resnet50": lambda: replace(networks.resnet((1, 1), width=16), side=16)})
     bench.main(tmp_path, 100, ["layers:VGG-2", "filters:VGG-2"])
     bench.main(tmp_path, 100, ["networks:resnet50"])
     found = json.loads(next(tmp_path.glob("convolution-*.json")).read_text())

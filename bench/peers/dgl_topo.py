@@ -15,39 +15,25 @@ import torch  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 
-class _TreeLSTM:
-    """Message, reduce and apply functions of the child-sum Tree-LSTM over `prop_nodes_topo`."""
-
-    def __init__(self, p):
-        self.p = p
-
-    def message(self, edges):
-        f = torch.addmm(edges.dst["f"], edges.src["h"], self.p["u_f"]).sigmoid()
-        return {"h": edges.src["h"], "fc": f * edges.src["c"]}
-
-    def reduce(self, nodes):
-        return {"iou": nodes.data["iou"] + nodes.mailbox["h"].sum(1) @ self.p["u_iou"], "c": nodes.mailbox["fc"].sum(1)}
-
-    def apply(self, nodes):
-        i, o, u = nodes.data["iou"].chunk(3, 1)
-        c = i.sigmoid() * u.tanh() + nodes.data["c"]
-        return {"h": o.sigmoid() * c.tanh(), "c": c}
-
-    def run(self, graph, iou, forget):
-        zeros = iou.new_zeros(len(iou), iou.shape[1] // 3)
-        graph.ndata.update({"iou": iou, "f": forget, "h": zeros, "c": zeros})
-        dgl.prop_nodes_topo(graph, self.message, self.reduce, apply_node_func=self.apply)
-        return graph.ndata["h"]
-
-
 class DglTopo:
-    """One model over `dgl.batch`ed graphs; binary trees have words at their leaves alone."""
+    """A child-sum Tree-LSTM over `dgl.batch`ed graphs. Binary trees have words at their leaves alone."""
 
     def __init__(self, cell, params, threads=2):
         self._threads, self._leaves_only = threads, cell == "tree_lstm"
         self._p = {k: torch.tensor(v) for k, v in params.items()}
         self._weights = [v.requires_grad_() for k, v in self._p.items() if k != "embed"]
-        self._model = _TreeLSTM(self._p)
+
+    def _message(self, edges):
+        f = torch.addmm(edges.dst["f"], edges.src["h"], self._p["u_f"]).sigmoid()
+        return {"h": edges.src["h"], "fc": f * edges.src["c"]}
+
+    def _reduce(self, nodes):
+        return {"iou": nodes.data["iou"] + nodes.mailbox["h"].sum(1) @ self._p["u_iou"], "c": nodes.mailbox["fc"].sum(1)}
+
+    def _apply(self, nodes):
+        i, o, u = nodes.data["iou"].chunk(3, 1)
+        c = i.sigmoid() * u.tanh() + nodes.data["c"]
+        return {"h": o.sigmoid() * c.tanh(), "c": c}
 
     def params(self):
         return {k: v.detach().numpy().copy() for k, v in self._p.items()}
@@ -73,7 +59,10 @@ class DglTopo:
         forget = p["b_f"].expand(len(words), -1)
         if not self._leaves_only:
             forget = forget + x @ p["w_f"]
-        h = self._model.run(graph, iou, forget)
+        zeros = iou.new_zeros(len(iou), iou.shape[1] // 3)
+        graph.ndata.update({"iou": iou, "f": forget, "h": zeros, "c": zeros})
+        dgl.prop_nodes_topo(graph, self._message, self._reduce, apply_node_func=self._apply)
+        h = graph.ndata["h"]
         roots = torch.from_numpy(np.cumsum([len(g["word"]) for g in batch]) - 1)
         labels = torch.tensor([g["label"] for g in batch])
         loss = cross_entropy(torch.addmm(p["out_b"], h[roots], p["out_w"]), labels)

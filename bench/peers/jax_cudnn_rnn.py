@@ -20,8 +20,6 @@ class JaxCudnnRNN(JaxPeer):
     """An LSTM language model's body on cuDNN."""
 
     def __init__(self, cell, params, threads=2, device="gpu"):
-        if cell != "lstm":
-            raise ValueError(f"jax_cudnn_rnn runs the cell 'lstm', not {cell!r}")
         # cuDNN's layout: a row for each gate's unit.
         self._p = {k: jnp.array(_swap_og(v).T if k in ("w", "u", "b") else v) for k, v in params.items()}
         self._step = jax.jit(functools.partial(train, _states), donate_argnums=0)

@@ -135,19 +135,17 @@ class InCudaGraph:
         with torch.cuda.graph(graph, pool=self._memory):
             loss = self._train(batch, lr)
         self._replayed = None
-        return graph, loss, self._sent, self._held(), batch  # kept alive as long as the graph
-
-    def _held(self):
-        """Buffers that a later, larger batch may replace while the graph still reads them."""
-        return dict(self._buffers)
+        # Kept alive as long as the graph. A later, larger batch may replace buffers that the graph still reads.
+        return graph, loss, self._sent, dict(self._buffers), batch
 
 
-def lstm_state(z, c):
-    """Returns the states of an LSTM's cells from their gates i, f, o, g before the activation, and the states before."""
-    width = c.shape[-1]
+def lstm_state(z, c=None):
+    """Returns the states of an LSTM's cells from their gates i, f, o, g before the activation, and c of the states before."""
+    width = z.shape[-1] // 4
     ifo, g = z.split([3 * width, width], -1)
     i, f, o = ifo.sigmoid().chunk(3, -1)
-    c = torch.addcmul(i * g.tanh(), f, c)
+    ig = i * g.tanh()
+    c = ig if c is None else torch.addcmul(ig, f, c)
     return o * c.tanh(), c
 
 
