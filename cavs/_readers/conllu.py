@@ -1,8 +1,7 @@
 """CoNLL-U, the dependency trees of Universal Dependencies."""
 
+import dataclasses
 import re
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,60 +40,64 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
     if label not in LABEL_COLUMNS:
         raise ValueError(f"read_conllu: label: got {label!r}; expected one of {', '.join(map(repr, LABEL_COLUMNS))}.")
     lines = read_lines(path)
-    sentences = read_sentences(path, lines, label)
-    words = list(chain.from_iterable(sentences))
-    sizes = np.array(list(map(len, sentences)), np.int64)
+    words = read_words(path, lines, label)
+    sizes = np.array(words.num_vertices, np.int64)
     starts = np.cumsum(sizes) - sizes
-    heads = np.array([word.head for word in words], np.int64)
-    parents = np.where(heads > 0, heads - 1 + np.repeat(starts, sizes), -1)
+    local = np.array(words.heads, np.int64)
+    parents = np.where(local > 0, local - 1 + np.repeat(starts, sizes), -1)
 
-    word_ids, vocab = number_names([word.form for word in words])
-    label_ids, label_names = number_names([word.label for word in words])
+    word_ids, vocab = number_names(words.forms)
+    label_ids, label_names = number_names([None if text == "_" else text for text in words.labels])
     num_children, children = children_of_parents(sizes, parents)
     of = {"label": label_ids, "label_names": label_names, "input_id": word_ids, "vocab": vocab}
     try:
         return Graphs.build(sizes, num_children, children, **of)
     except CycleError as error:
-        i = sentences[error.graph][error.vertex].line
+        i = words.line[int(starts[error.graph]) + error.vertex]
         expected = f"heads that lead to a root (HEAD 0); word {error.vertex + 1} depends on itself"
         raise format_error(path, i + 1, lines[i], expected) from None
 
 
-class Word(NamedTuple):
-    """A word of a sentence."""
+@dataclasses.dataclass
+class Words:
+    """The words of all sentences."""
 
-    form: str
-    label: str | None
-    head: int  # 0 for a root, otherwise an ID of the sentence
-    line: int  # index
+    forms: list[str] = dataclasses.field(default_factory=list)
+    labels: list[str] = dataclasses.field(default_factory=list)
+    heads: list[int] = dataclasses.field(default_factory=list)  # 0 for a root, otherwise an ID of the sentence
+    line: list[int] = dataclasses.field(default_factory=list)  # index of each word's line
+    num_vertices: list[int] = dataclasses.field(default_factory=list)  # words of each sentence
 
 
-def read_sentences(path: Path, lines: list[str], label: str, parsed: bool = True) -> list[list[Word]]:
+def read_words(path: Path, lines: list[str], label: str, parsed: bool = True) -> Words:
     """Reads the words, with the column `label`. Their heads are read and checked if the sentences are `parsed`, else 0."""
-    sentences: list[list[Word]] = []
-    sentence: list[Word] = []
+    words, column = Words(), LABEL_COLUMNS[label]
+    n = 0  # words of the current sentence
     for i, line in enumerate([*lines, ""]):  # a blank line ends the last sentence
         if line.startswith("#"):
             continue
         if not line.strip(ASCII_SPACE):
-            for word in sentence:
-                if word.head > len(sentence):
-                    expected = f"a HEAD from 0 to {len(sentence)}, the ID of the last word"
-                    raise format_error(path, word.line + 1, lines[word.line], expected)
-            sentences += [sentence] if sentence else []
-            sentence = []
+            for head, k in zip(words.heads[-n:], words.line[-n:], strict=True) if n else ():
+                if head > n:
+                    raise format_error(path, k + 1, lines[k], f"a HEAD from 0 to {n}, the ID of the last word")
+            words.num_vertices += [n] if n else []
+            n = 0
             continue
         cells = line.split("\t")
         if len(cells) != 10 or "" in cells:
             raise format_error(path, i + 1, line, "ten columns separated by tabs, none of them empty")
-        if cells[0] != str(len(sentence) + 1):
+        if cells[0] != str(n + 1):
             if _SKIPPED_ID.fullmatch(cells[0]):
                 continue
-            raise format_error(path, i + 1, line, f"the ID {len(sentence) + 1} in the first column (or a range 3-4, or 3.1)")
-        tag, head = cells[LABEL_COLUMNS[label]], cells[6]
+            raise format_error(path, i + 1, line, f"the ID {n + 1} in the first column (or a range 3-4, or 3.1)")
+        head = cells[6]
         # `isdigit` alone accepts "²". Nine digits are enough for any sentence.
         if parsed and not (head.isascii() and head.isdigit() and len(head) < 10):
             hint = "; cavs.io.read_tagged (--task tag) needs no heads" if head == "_" else ""
             raise format_error(path, i + 1, line, f"0 or the ID of a word as HEAD in column 7, not {head[:20]!r}{hint}")
-        sentence.append(Word(cells[1], None if tag == "_" else tag, int(head) if parsed else 0, i))
-    return sentences
+        n += 1
+        words.forms.append(cells[1])
+        words.labels.append(cells[column])
+        words.heads.append(int(head) if parsed else 0)
+        words.line.append(i)
+    return words

@@ -8,7 +8,7 @@ import numpy as np
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
-from cavs._readers.conllu import LABEL_COLUMNS, read_sentences
+from cavs._readers.conllu import LABEL_COLUMNS, read_words
 from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines, words_in
 
 # Files with these suffixes always contain columns. A `.txt` may contain any of the formats; its content tells which.
@@ -41,9 +41,9 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
     if suffix == ".conllu":
         if column not in (None, *LABEL_COLUMNS):
             raise ValueError(f"column: got {column!r}; expected one of {', '.join(LABEL_COLUMNS)} for {path}.")
-        sentences = read_sentences(path, read_lines(path), column or "upos", parsed=False)
-        found = [word for sentence in sentences for word in sentence]
-        return _chains(path, list(map(len, sentences)), [word.form for word in found], [word.label for word in found])
+        found = read_words(path, read_lines(path), column or "upos", parsed=False)
+        tags = [None if label == "_" else label for label in found.labels]
+        return _chains(path, found.num_vertices, found.forms, tags)
     lines = read_lines(path)
     rows = list(map(words_in, lines))
     some = [cells for cells in rows if cells]
