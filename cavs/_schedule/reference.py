@@ -40,7 +40,7 @@ class ReferenceBatch:
         sizes, num_children = np.diff(graphs.vertex_offsets), np.diff(graphs.child_offsets)
         vertex = np.arange(graphs.num_vertices)
         self._graph = np.arange(len(graphs)).repeat(sizes)
-        _, child = graphs._edges
+        child = graphs.children + graphs.vertex_offsets[self._graph.repeat(num_children)]
 
         own = scheduled_kinds(graphs, kinds)
         kind = np.zeros(len(vertex), np.int64) if own is None else own
