@@ -76,10 +76,7 @@ def binary_tree(rng, leaves: int, cut) -> dict:
         else:
             k = cut(rng, n)
             todo += (0, n - k, k)
-    return _words(rng, np.array(left), np.array(right))
-
-
-def _words(rng, left, right) -> dict:
+    left, right = np.array(left), np.array(right)
     word = np.where(left < 0, rng.integers(VOCAB, size=len(left)), -1)
     return {"left": left, "right": right, "word": word, "label": int(rng.integers(CLASSES))}
 

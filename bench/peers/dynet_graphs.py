@@ -6,6 +6,8 @@ cell declares its nodes by one or two `extend`s a list rather than a call a node
 is as near as one comes to the cost of a C++ graph builder.
 """
 
+import functools
+
 import numpy as np
 
 LOOKUP, LOSS, SIGMOID, TANH, PRODUCT, SUM, SUM_GATES, CONCAT, SLICE_0, SLICE_1, SLICE_2, SLICE_3, OUT = range(13)
@@ -100,10 +102,11 @@ def _declare_tree_lstm(tree, op, a, b, depth, extra):
     _declare_loss(h[-1], tree["label"], op, a, b, depth, extra)
 
 
-def _declare_tree_fc(tree, op, a, b, depth, extra):
+def _declare_pairs(leaf, tree, op, a, b, depth, extra):
+    """A tree whose inner vertices are pairs."""
     h = []
     for left, right, word in zip(tree["left"].tolist(), tree["right"].tolist(), tree["word"].tolist(), strict=True):
-        h.append(_pair(h[left], h[right], op, a, b, depth) if left >= 0 else _word(word, op, a, b, depth, extra))
+        h.append(_pair(h[left], h[right], op, a, b, depth) if left >= 0 else leaf(word, op, a, b, depth, extra))
     _declare_loss(h[-1], tree["label"], op, a, b, depth, extra)
 
 
@@ -114,20 +117,15 @@ def _declare_td_rnn(sentence, op, a, b, depth, extra):
     _declare_loss(row[0], sentence["label"], op, a, b, depth, extra)
 
 
-def _declare_rvnn(tree, op, a, b, depth, extra):
-    h = []
-    for left, right, word in zip(tree["left"].tolist(), tree["right"].tolist(), tree["word"].tolist(), strict=True):
-        if left >= 0:
-            h.append(_pair(h[left], h[right], op, a, b, depth))
-            continue
-        n = len(op)
-        extra.append(word)
-        op += (LOOKUP, AFFINE_1, TANH)
-        a += (-1, n, n + 1)
-        b += (-1, -1, -1)
-        depth += (0, 1, 2)
-        h.append(n + 2)
-    _declare_loss(h[-1], tree["label"], op, a, b, depth, extra)
+def _layer(word, op, a, b, depth, extra):
+    """tanh of the product of a look-up."""
+    n = len(op)
+    extra.append(word)
+    op += (LOOKUP, AFFINE_1, TANH)
+    a += (-1, n, n + 1)
+    b += (-1, -1, -1)
+    depth += (0, 1, 2)
+    return n + 2
 
 
 def _word(word, op, a, b, depth, extra):
@@ -186,8 +184,8 @@ def _declare_loss(h, label, op, a, b, depth, extra):
 
 DECLARE = {
     "tree_lstm": _declare_tree_lstm,
-    "tree_fc": _declare_tree_fc,
+    "tree_fc": functools.partial(_declare_pairs, _word),
     "lstm": _declare_lstm,
     "td_rnn": _declare_td_rnn,
-    "rvnn": _declare_rvnn,
+    "rvnn": functools.partial(_declare_pairs, _layer),
 }

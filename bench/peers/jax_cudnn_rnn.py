@@ -6,14 +6,11 @@ The longest length of a batch is rounded up so that batches share compiled code.
 bias stays zero, because the other systems have one bias. Steps are dispatched asynchronously, like those of Cavs.
 """
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.rnn import lstm
 
-from bench.peers.jax_scan import NO_WORD, JaxPeer, rounded, train
+from bench.peers.jax_scan import NO_WORD, JaxPeer, rounded
 
 
 class JaxCudnnRNN(JaxPeer):
@@ -21,8 +18,7 @@ class JaxCudnnRNN(JaxPeer):
 
     def __init__(self, cell, params, threads=2, device="gpu"):
         # cuDNN's layout: a row for each gate's unit.
-        self._p = {k: jnp.array(_swap_og(v).T if k in ("w", "u", "b") else v) for k, v in params.items()}
-        self._step = jax.jit(functools.partial(train, _states), donate_argnums=0)
+        super().__init__(_states, {k: _swap_og(v).T if k in ("w", "u", "b") else v for k, v in params.items()})
 
     def params(self):
         return {k: _swap_og(v.T) if k in ("w", "u", "b") else np.asarray(v) for k, v in self._p.items()}

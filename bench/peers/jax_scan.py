@@ -21,7 +21,11 @@ NO_WORD = 1 << 30  # beyond the vocabulary: reads the last row and is never writ
 
 
 class JaxPeer:
-    """Runs a jitted step `_step(state, arrays, lr) -> (state, loss)`. `schedule` prepares the arrays of a batch."""
+    """Trains by the jitted `train`. `forward` is its first argument; `schedule` prepares the arrays of a batch."""
+
+    def __init__(self, forward, params):
+        self._p = {k: jnp.array(v) for k, v in params.items()}
+        self._step = jax.jit(functools.partial(train, forward), donate_argnums=0)
 
     def run(self, batches, lr=0.05):
         losses = []
@@ -49,10 +53,8 @@ class JaxScan(JaxPeer):
     """One model, trained by a jitted step over padded levels."""
 
     def __init__(self, cell, params, threads=2, device="cpu"):
+        super().__init__({"tree_lstm": _tree_lstm, "tree_fc": _tree_fc, "lstm": _lstm}[cell], params)
         self.schedule = pad_chains if cell == "lstm" else pad_levels
-        self._p = {k: jnp.array(v) for k, v in params.items()}
-        forward = {"tree_lstm": _tree_lstm, "tree_fc": _tree_fc, "lstm": _lstm}[cell]
-        self._step = jax.jit(functools.partial(train, forward), donate_argnums=0)
 
     def params(self):
         return {k: np.asarray(v) for k, v in self._p.items()}
