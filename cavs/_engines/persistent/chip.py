@@ -8,13 +8,21 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from cavs._schedule.schedule import Shape
 from cavs.kernels import PARTS, PRECISIONS, LaunchConfig, LevelProgram, Target, Unfit, layout_of, tuned
 
-if TYPE_CHECKING:
-    from cavs._engines.persistent.lower import Recurrence
+
+class Direction(Protocol):
+    """One direction of the recurrent part, for which a layout is chosen; see `_engines.persistent.lower.Recurrence`."""
+
+    @property
+    def program(self) -> LevelProgram: ...
+    @property
+    def forward(self) -> bool: ...
+    @property
+    def precision(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,12 +145,12 @@ WIDE = 500
 _GAIN = 0.85
 
 
-def too_wide(recurrence: "Recurrence", target: Target, shape: Shape) -> bool:
+def too_wide(recurrence: Direction, target: Target, shape: Shape) -> bool:
     """Returns whether engine scan should be faster than a launch on schedules of a shape."""
     return mean_rows(shape) > WIDE and not can_stay(recurrence, target)
 
 
-def can_stay(recurrence: "Recurrence", target: Target) -> bool:
+def can_stay(recurrence: Direction, target: Target) -> bool:
     """Returns whether some layout keeps the weights in shared memory."""
     return any(c.resident for c in candidates(recurrence.program, recurrence.precision, target))
 
@@ -169,7 +177,7 @@ def has_few_graphs(shape: Shape) -> bool:
     return shape.graphs < PARTS
 
 
-def configure(recurrence: "Recurrence", how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
+def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
     """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
 
     `shape`: the shape of the schedule, if known. Raises `Unfit` if no layout fits the chip.
@@ -182,7 +190,7 @@ def configure(recurrence: "Recurrence", how: LaunchOptions, shape: Shape | None 
     return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
 
 
-def half_layout(recurrence: "Recurrence", how: LaunchOptions, shape: Shape) -> LaunchConfig | None:
+def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape) -> LaunchConfig | None:
     """Returns the layout of a launch on half of the multiprocessors, beside another launch; `None` if none fits.
 
     All thread blocks of both launches are then on the chip at once, wherever those of the first one are. Clusters are left out:
@@ -219,7 +227,7 @@ def launch_cost(program: LevelProgram, config: LaunchConfig, shape: Shape) -> fl
     return shape.levels * mean_cost(program, config, shape, min(PARTS, shape.graphs))
 
 
-def chosen(recurrence: "Recurrence", target: Target, shape: Shape | None) -> tuple[LaunchConfig, str | None]:
+def chosen(recurrence: Direction, target: Target, shape: Shape | None) -> tuple[LaunchConfig, str | None]:
     """Returns the layout of a launch, and the key of its record, `None` if the cost model chooses it; see `configure`."""
     program = recurrence.program
     fitting = candidates(program, recurrence.precision, target)
@@ -255,19 +263,19 @@ def spread(layouts: list[LaunchConfig]) -> list[LaunchConfig]:
     return list(dict.fromkeys(several))
 
 
-def key_of(recurrence: "Recurrence", shape: Shape | None) -> str:
+def key_of(recurrence: Direction, shape: Shape | None) -> str:
     """Returns the key under which the layout of a direction is recorded on schedules of a shape."""
     of_few, others = tuning_keys(recurrence.program, recurrence.forward, recurrence.precision, shape)
     return (of_few or others)[0]
 
 
-def is_settled(recurrence: "Recurrence", target: Target, shape: Shape) -> bool:
+def is_settled(recurrence: Direction, target: Target, shape: Shape) -> bool:
     """Returns whether the layout is on record for this GPU under its own key, so that records of others do not change it."""
     key = key_of(recurrence, shape)
     return bool(_recorded(recurrence, target, [key])) and tuned.origin(target.device_kind, key) != tuned.OTHERS
 
 
-def source(recurrence: "Recurrence", target: Target, shape: Shape | None = None) -> str:
+def source(recurrence: Direction, target: Target, shape: Shape | None = None) -> str:
     """Returns the words that say where the layout that `configure` returns comes from."""
     _, key = chosen(recurrence, target, shape)
     if key is None:
@@ -276,7 +284,7 @@ def source(recurrence: "Recurrence", target: Target, shape: Shape | None = None)
     return f"{'by' if timed else 'without'} measurement, {tuned.origin(target.device_kind, key)}"
 
 
-def _recorded(recurrence: "Recurrence", target: Target, keys: list[str]) -> tuple[LaunchConfig, str] | None:
+def _recorded(recurrence: Direction, target: Target, keys: list[str]) -> tuple[LaunchConfig, str] | None:
     """Returns the layout under the first of some keys that has one, and the key, if it fits: the kernels may have changed."""
     program, precision = recurrence.program, recurrence.precision
     records = tuned.nearest(target.device_kind)

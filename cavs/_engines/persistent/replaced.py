@@ -17,7 +17,7 @@ from cavs._function.evaluate import matrix_product
 from cavs._function.keeping import lazy_reads
 from cavs._function.split import Split
 from cavs._jaxpr.jaxprs import Atom, Var, is_var
-from cavs.kernels import LevelProgram, Load, RowRead, Tensor, TensorRole, aval, stored_dtype
+from cavs.kernels import LevelProgram, Load, Phase, RowRead, Tensor, TensorRole, aval, stored_dtype
 
 Replaced = dict[int, dict[int, int]]  # cut cotangent -> kept value -> the column at which the value begins
 _MOST = 8  # values of which all subsets are tried
@@ -61,15 +61,17 @@ def reading_replaced(program: LevelProgram, replaced: Replaced) -> LevelProgram:
         for m, columns in replaced.items()
         for n, column in columns.items()
     }
+    return dataclasses.replace(program, phases=tuple(_moved(phase, place) for phase in program.phases))
 
+
+def _moved(phase: Phase, place: Mapping[Tensor, tuple[Tensor, int]]) -> Phase:
     def moved(op: object) -> object:
         if isinstance(op, Load) and isinstance(op.source, RowRead) and op.source.tensor in place:
             tensor, part = place[op.source.tensor]
             return dataclasses.replace(op, source=RowRead(tensor, part=part))
         return op
 
-    phases = (dataclasses.replace(phase, operations=tuple(map(moved, phase.operations))) for phase in program.phases)
-    return dataclasses.replace(program, phases=tuple(phases))
+    return dataclasses.replace(phase, operations=tuple(map(moved, phase.operations)))
 
 
 def _last_loads(program: LevelProgram) -> dict[Tensor, int]:

@@ -1,7 +1,6 @@
 """Which levels of a batch run as large tiled products, and the layout of their launch (`kernels._body.wide`)."""
 
 import contextlib
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +26,6 @@ from cavs.kernels import (
     num_blocks,
 )
 
-if TYPE_CHECKING:
-    from cavs._engines.persistent.lower import Recurrence
-
 # Measured on an H200, 2026-11-22: FLOPs per microsecond of wide levels with resident weights (70e6 to 115e6); bytes per
 # microsecond that each thread block gets from L2 if all of them read; the fixed cost of a wide level in microseconds; and the
 # cost of a tile for each block of units that it reads or stores besides its products, in microseconds.
@@ -37,7 +33,7 @@ _RESIDENT, _RATE, _FIXED, _BLOCK = 1e8, 27 * 1.755e3, 4.0, 1.0
 _GAIN = 0.8  # a wide launch must take at most this part of the time that the other launch would take
 
 
-def launch_configs(recurrence: "Recurrence", how: chip.LaunchOptions, shape: Shape) -> tuple[list[LaunchConfig], int]:
+def launch_configs(recurrence: chip.Direction, how: chip.LaunchOptions, shape: Shape) -> tuple[list[LaunchConfig], int]:
     """Returns the layouts of the launches of one direction, and the least number of vertices of a level of the wide launch.
 
     There are one or two layouts, in the order in which the launches run; and 0 vertices without a wide launch. Raises `Unfit`
