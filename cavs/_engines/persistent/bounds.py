@@ -125,8 +125,7 @@ def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
     known = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
     known |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
     found = bounds(part.joint.program.eqns, known)
-    operands = {x for use in part.reverse.uses for x in use.operands.values() if is_var(x)}
-    limited = {x: found[x] for x in operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
+    limited = {x: found[x] for x in part.reverse.operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
     return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) & ~1 for x, b in limited.items()}
 
 
@@ -134,6 +133,6 @@ def gathered_operands(part: Split) -> dict[Var, int]:
     """Returns the operands of lazy gradients that consist of rows of one state, and which leaf of the state it is."""
     found = dict(zip(part.forward.slots, (i for _, i in part.recurrent.slots), strict=True))
     found |= dict(zip(part.forward.child, part.recurrent.child, strict=True))
-    operands = [x for use in part.reverse.uses for x in use.operands.values() if is_var(x)]
+    operands = part.reverse.operands
     found |= {x: i for x, (i, _) in slots_together_of(part, operands).items()}
     return {x: found[x] for x in operands if x in found}
