@@ -8,7 +8,7 @@ from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule, Shape
-from cavs._stages.batched import eager_function, pull, pull_edges
+from cavs._stages.batched import eager_function, pull
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp
 from cavs._stages.tensors import Rows, Values, Zeros, rows_of_kinds, rows_of_leaves
@@ -155,7 +155,8 @@ class Engine:
         part, rows = batch.parts[k], batch.rows[k]
 
         def pulled() -> tuple[Arrays, Arrays]:
-            return pull(part, inputs, rows.vertex), pull_edges(part, edges, rows.edge_row)
+            of_vertices = pull(part, part.role.inputs, inputs, rows.vertex)
+            return of_vertices, pull(part, part.role.edges, edges, rows.edge_row)
 
         return with_vjp(eager_function(part, rows.inner(rows.num_children), rows), save, (statics,), pulled)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cavs._function.user_rules import may_sum_first
 from cavs._jaxpr.equal_jaxprs import literal_key, same_parameters
-from cavs._jaxpr.equations import Program, without
+from cavs._jaxpr.equations import Program
 from cavs._jaxpr.jaxprs import Atom, Eqn, is_var
 
 
@@ -28,8 +28,7 @@ def merge_common_subexpressions(program: Program) -> Program:
         alike.append(e)
         return None
 
-    eqns, outs = without(program.eqns, program.outs, earlier)
-    return program._replace(eqns=tuple(eqns), outs=tuple(outs))
+    return program.without(earlier)
 
 
 def _key(x: Atom) -> Any:

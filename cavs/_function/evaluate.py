@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from cavs._function.children import REDUCTIONS, TO_ROWS, reduce_sum_p, spread_p, stack_p, stack_rows, unstack_p, unstack_rows
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.products import rows_times_matrix
-from cavs._jaxpr.equations import bind, value_of
+from cavs._function.raw_keys import from_stored, is_key, key_impl, to_stored
+from cavs._jaxpr.equations import bind, value_of, values
 from cavs._jaxpr.hold_back import barrier, late_zero
-from cavs._jaxpr.jaxprs import Atom, Env, Eqn, is_var
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn
 from cavs.kernels import Target, computed_once
 
 # Each element of the result depends on the same element of the operands: no `vmap` is needed, which takes longer to trace.
@@ -50,7 +51,7 @@ def evaluate(
     """
     once = computed_once(eqns)
     for eqn in eqns:
-        args = [env[x] if is_var(x) else x.val for x in eqn.invars]
+        args = values(eqn.invars, env)
         of = [domain_of(x, domain) for x in eqn.invars]
         if eqn.primitive in (spread_p, unstack_p, *TO_ROWS):
             assert segments is not None
@@ -97,7 +98,7 @@ def _between_rows_and_edges(
     if real is None or not out.shape[0]:
         return out
     # Padding rows have no edges of their own: they repeat row 0.
-    return jnp.where((jnp.arange(out.shape[0]) < real).reshape(-1, *(1,) * (out.ndim - 1)), out, out[:1])
+    return jnp.where(column(jnp.arange(out.shape[0]) < real, out), out, out[:1])
 
 
 def _late_sum(x: jax.Array, segments: jax.Array, num_rows: int, **how: Any) -> jax.Array:
@@ -149,9 +150,9 @@ def turned_weights(eqns: Sequence[Eqn], domain: Domains, weights: Env) -> Env:
     return out
 
 
-def take(values: jax.Array, want: Domain, have: Domain, rows: int) -> jax.Array:
+def take(x: jax.Array, want: Domain, have: Domain, rows: int) -> jax.Array:
     """Returns a value of domain `have` as one of domain `want`: STATIC values are repeated."""
-    return jnp.broadcast_to(values, (rows, *jnp.shape(values))) if want != STATIC and have == STATIC else values
+    return jnp.broadcast_to(x, (rows, *jnp.shape(x))) if want != STATIC and have == STATIC else x
 
 
 def value_at(x: Atom, want: Domain, rows: int, env: Env, domain: Domains) -> jax.Array:
@@ -159,8 +160,13 @@ def value_at(x: Atom, want: Domain, rows: int, env: Env, domain: Domains) -> jax
     return take(value_of(x, env), want, domain_of(x, domain), rows)
 
 
+def column(values: Any, like: Any) -> Any:
+    """Returns `values`, (rows,), in a shape that broadcasts over the rows of `like`, (rows, ...)."""
+    return values.reshape(-1, *(1,) * (like.ndim - 1))
+
+
 def pad_rows(x: jax.Array, rows: int, before: int = 0) -> jax.Array:
     """Returns an array of `rows` rows: `before` rows of zeros, `x`, and zeros. Keys of `jax.random` stay keys."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(pad_rows(jax.random.key_data(x), rows, before), impl=jax.random.key_impl(x))
+    if is_key(x):
+        return from_stored(pad_rows(to_stored(x), rows, before), key_impl(x))
     return jnp.pad(x, ((before, rows - before - x.shape[0]), *((0, 0),) * (x.ndim - 1)))

@@ -1,6 +1,5 @@
 """Horizontal fusion: matrix products that share an operand become one product (Cavs 3.5)."""
 
-import enum
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -14,13 +13,6 @@ from cavs._jaxpr.equations import Program, run_equations, values
 from cavs._jaxpr.jaxprs import Env, Eqn, Var, is_var
 
 
-class _Shared(enum.Enum):
-    """What the products of a group share."""
-
-    OPERAND = enum.auto()  # their weights are put side by side
-    WEIGHT = enum.auto()  # their row operands are stacked
-
-
 class _RowProduct(NamedTuple):
     """A vector-matrix product of a row value and a static matrix."""
 
@@ -31,6 +23,8 @@ class _RowProduct(NamedTuple):
     free: int  # its other axis
 
 
+# Products that share their operand, whose weights are put side by side; or, if `stacked`, products that share their weight,
+# whose row operands are stacked.
 _Group: TypeAlias = list[_RowProduct]
 
 
@@ -43,13 +37,13 @@ def fuse_products(program: Program, known: Domains) -> tuple[Program, list[str]]
     Returns the new program, and a description of each fused group.
     """
     notes: list[str] = []
-    for shared in _Shared:
+    for stacked in (False, True):
         domain = domains(program.eqns, known)
-        groups = _groups(program, domain, shared)
-        notes += [_note(group, shared) for group in groups]
+        groups = _groups(program, domain, stacked)
+        notes += [_note(group, stacked) for group in groups]
         if groups:
-            biases = _common_biases(program, groups, domain) if shared is _Shared.WEIGHT else {}
-            program = _fused(program, groups, biases, domain, shared)
+            biases = _common_biases(program, groups, domain) if stacked else {}
+            program = _fused(program, groups, biases, domain, stacked)
     return program, notes
 
 
@@ -70,7 +64,7 @@ def _product(eqn: Eqn, domain: Domains) -> _RowProduct | None:
     return _RowProduct(eqn, a, b, rc[0], 1 - rc[0])
 
 
-def _groups(program: Program, domain: Domains, shared: _Shared) -> list[_Group]:
+def _groups(program: Program, domain: Domains, stacked: bool) -> list[_Group]:
     """Returns the groups of at least two products that are fused."""
     groups: dict[Hashable, _Group] = {}
     weight_id, depth = _weight_ids(program), _product_depths(program, domain)
@@ -81,22 +75,20 @@ def _groups(program: Program, domain: Domains, shared: _Shared) -> list[_Group]:
             dtypes = (p.x.aval.dtype, p.weight.aval.dtype)
             # Only products of equal depth: none of these depends on another, however many groups there are.
             weight = weight_id.get(p.weight, p.weight)
-            same = ("x", p.x) if shared is _Shared.OPERAND else ("w", weight, depth[eqn.outvars[0]])
+            same = (weight, depth[eqn.outvars[0]]) if stacked else p.x
             groups.setdefault((same, rest, dtypes, p.x.aval.shape), []).append(p)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _note(group: _Group, shared: _Shared) -> str:
+def _note(group: _Group, stacked: bool) -> str:
     x, weight = group[0].x.aval.str_short(), group[0].weight.aval.str_short()
-    if shared is _Shared.OPERAND:
-        width = sum(p.weight.aval.shape[p.free] for p in group)
-        return f"{len(group)} products share their operand {x}: one of width {width}"
-    return f"{len(group)} products share their weight {weight}: one of {len(group)} rows a vertex"
+    if stacked:
+        return f"{len(group)} products share their weight {weight}: one of {len(group)} rows a vertex"
+    width = sum(p.weight.aval.shape[p.free] for p in group)
+    return f"{len(group)} products share their operand {x}: one of width {width}"
 
 
-def _fused(
-    program: Program, groups: Sequence[_Group], biases: dict[int, list[Eqn]], domain: Domains, shared: _Shared
-) -> Program:
+def _fused(program: Program, groups: Sequence[_Group], biases: dict[int, list[Eqn]], domain: Domains, stacked: bool) -> Program:
     """Returns the program with each group as one product. `biases` is from `_common_biases`."""
     member = {id(p.eqn): group for group in groups for p in group}
 
@@ -116,7 +108,7 @@ def _fused(
                 elif group is None:
                     run_equations([eqn], env)
                 else:
-                    _run_group(group, shared, adds, env)
+                    _run_group(group, stacked, adds, env)
             assert len(later) < len(pending), "fused products wait for each other"
             pending = later
         return values(program.outs, env)
@@ -124,11 +116,11 @@ def _fused(
     return retrace(program, body)
 
 
-def _run_group(group: _Group, shared: _Shared, adds: Sequence[Eqn], env: Env) -> None:
+def _run_group(group: _Group, stacked: bool, adds: Sequence[Eqn], env: Env) -> None:
     """Evaluates a group as one product, then the additions `adds`. Adds the results of both to `env`."""
     eqn, a, b, axis, free = group[0]
     kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
-    if shared is _Shared.OPERAND:
+    if not stacked:
         weights = [env[p.weight] for p in group]
         wide = lax.concatenate(weights, free)
         z = lax.dot_general(env[a], wide, (((0,), (axis,)), ((), ())), **kwargs)

@@ -12,6 +12,7 @@ from jax.core import Tracer, eval_jaxpr
 from jax.typing import ArrayLike
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
+from cavs._function.evaluate import column
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
@@ -114,7 +115,7 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
 
     def only(x: ArrayLike, rest: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)
-        return jnp.where(there.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.asarray(rest, x.dtype))
+        return jnp.where(column(there, x), x, jnp.asarray(rest, x.dtype))
 
     def reduced(x: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)

@@ -103,6 +103,11 @@ class Reverse:
     cross_domain: tuple[Domain, ...]  # the domain of each of `Recurrent.cross`: ROW or EDGE
 
     @property
+    def operands(self) -> list[Var]:
+        """The variables whose values the lazy parameter gradients need, in the order of `uses`."""
+        return [x for use in self.uses for x in use.operands.values() if is_var(x)]
+
+    @property
     def cuts(self) -> list[Var]:
         """The variables that the levels store for the gradients of the lazy and eager parts, each once."""
         cts = [*self.ct_cross.values(), *(cut for use in self.uses for cut in use.cuts)]

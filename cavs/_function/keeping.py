@@ -75,8 +75,7 @@ def _read_by_backward(joint: Joint) -> tuple[list[Eqn], list[Var]]:
     """Returns the equations of the forward, and what the backward, lazy gradients included, reads of it."""
     r = joint.reverse
     cts = [*r.ct_cross.values(), *r.ct_slots.values(), *r.ct_child.values(), *(cut for use in r.uses for cut in use.cuts)]
-    operands = [x for use in r.uses for x in use.operands.values() if is_var(x)]
-    forward, _, needs = split_at(joint.program.eqns, [*r.state_cts.values(), *r.extra_cts.values()], cts, operands)
+    forward, _, needs = split_at(joint.program.eqns, [*r.state_cts.values(), *r.extra_cts.values()], cts, r.operands)
     return forward, needs
 
 
@@ -90,7 +89,7 @@ def rows_read(joint: Joint) -> set[Var]:
 
 def lazy_reads(joint: Joint) -> set[Var]:
     """Returns the values that the lazy parameter gradients read after the levels."""
-    operands = [v for use in joint.reverse.uses for v in use.operands.values() if is_var(v)]
+    operands = joint.reverse.operands
     eqns, available = needed(joint.program.eqns, operands, joint.available)
     return reads(eqns, [*operands, *available]) & joint.available
 
@@ -103,9 +102,8 @@ def reused(joint: Joint, stored: Sequence[Var], of: Domains) -> dict[Var, tuple[
     spare = _only_in_levels(joint)
     found: dict[Var, tuple[Var, ...]] = {}
     for cut in stored:
-        if fits := [place for place in spare if fit(place, cut, joint.domain, of[cut] == EDGE)]:
-            found[cut] = fits[0]
-            spare.remove(fits[0])
+        if place := _taken(spare, cut, joint.domain, of[cut] == EDGE):
+            found[cut] = place
     return found
 
 
@@ -122,21 +120,27 @@ def fit(place: Sequence[Var], v: Var, domain: Domains, edge: bool) -> bool:
     return same and all(x.aval.dtype == v.aval.dtype and (domain_of(x, domain) == EDGE) == edge for x in place)
 
 
+def _taken(places: list[tuple[Var, ...]], v: Var, domain: Domains, edge: bool) -> tuple[Var, ...] | None:
+    """Removes and returns the first of the places with room for `v`; `None` if there is none."""
+    found = next((place for place in places if fit(place, v, domain, edge)), None)
+    if found is not None:
+        places.remove(found)
+    return found
+
+
 def side_by_side(joint: Joint, cuts: Sequence[tuple[Var, Sequence[Var]]]) -> Joint:
     """Returns the joint program that stores kept values side by side where a cut cotangent can then overwrite them.
 
     `cuts`: the cut cotangents, and their parts.
     """
-    spare, domain, together = [v for (v,) in _only_in_levels(joint)], joint.domain, []
+    spare, domain, together = _only_in_levels(joint), joint.domain, []
     for cut, parts in cuts:
         edge = joint.reverse.cut_domain[cut] == EDGE
-        if any(fit([v], cut, domain, edge) for v in spare):
+        if any(fit(place, cut, domain, edge) for place in spare):
             continue
         left, group = list(spare), []
         for part in parts:
-            if fits := [v for v in left if fit([v], part, domain, edge)]:
-                group.append(fits[0])
-                left.remove(fits[0])
+            group += _taken(left, part, domain, edge) or ()
         if len(group) == len(parts) > 1:
             together.append(tuple(group))
             spare = left
@@ -156,11 +160,9 @@ def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...
     places, found = f.places, {}
 
     def overwrite(x: Var, edge: bool) -> bool:
-        fits = [place for place in places if fit(place, x, domain, edge)]
-        for place in fits[:1]:
+        if place := _taken(places, x, domain, edge):
             found[place] = x
-            places.remove(place)
-        return bool(fits)
+        return place is not None
 
     for v, of in zip(f.cross, joint.reverse.cross_domain, strict=True):
         if v not in made or v in later or v in f.states or overwrite(v, of == EDGE):

@@ -1,5 +1,6 @@
 """Rewriting of a traced vertex function: zeros of leaves are folded away, and changes of domain become explicit."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from jax.core import ShapedArray
 from cavs._function.children import TO_EDGES, TO_ROWS, enter_p, reduce_sum_p, spread, spread_p
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
 from cavs._function.unroll import trace
-from cavs._jaxpr.equations import Program, bind, is_float, run_equations, shape_of, values, without
+from cavs._jaxpr.equations import Program, bind, is_float, run_equations, shape_of, values
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 
 # f(+0) = +0, whatever the parameters of the equation.
@@ -31,14 +32,12 @@ MOVES = frozenset(
 Range: TypeAlias = tuple[float, float]  # of a value that is finite, and neither below zero nor -0
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Zero:
     """A value known to be +0: what a leaf gathers. A sum over no children is a constant."""
 
-    def __init__(self, aval: ShapedArray, constant: bool = False):
-        self.aval, self.constant = aval, constant
-
-    def array(self) -> jax.Array:
-        return jnp.zeros(self.aval.shape, self.aval.dtype)
+    aval: ShapedArray
+    constant: bool = False
 
 
 def retrace(program: Program, body: Callable[[Env], Sequence[jax.Array]]) -> Program:
@@ -84,7 +83,7 @@ def _is_constant_zero(eqn: Eqn) -> bool:
 
 
 def _solid(x: Any) -> jax.Array:
-    return x.array() if isinstance(x, _Zero) else x
+    return jnp.zeros(x.aval.shape, x.aval.dtype) if isinstance(x, _Zero) else x
 
 
 def _folded(eqn: Eqn, args: Sequence[Any], ranges: Sequence[Range | None]) -> list[Any] | None:
@@ -198,5 +197,4 @@ def _without_static_spreads(program: Program, known: Domains) -> Program:
         domain.update(domains([e], domain))
         return None
 
-    eqns, outs = without(program.eqns, program.outs, same)
-    return program._replace(eqns=tuple(eqns), outs=tuple(outs))
+    return program.without(same)

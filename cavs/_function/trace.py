@@ -20,7 +20,7 @@ from cavs._function.unroll import trace
 from cavs._function.user_rules import with_rules_per_vertex
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import Program, needed, without
+from cavs._jaxpr.equations import Program, needed
 from cavs._jaxpr.jaxprs import PyTreeDef, Var
 from cavs._jaxpr.source_lines import line_of
 
@@ -51,7 +51,7 @@ def trace_role(
     traced = _mixed(function, shapes, most) if function.mixes and not leaf else _traced(function, kind, shapes, most, leaf)
     program, arguments_of, pushed, gathering, reads_edges = traced
     loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
-    program = _without_marks(program)
+    program = program.without(lambda e: e.invars if e.primitive is enter_p else None)  # calls are checked by now
     num_states = len(function.key_impls)
     if leaf:
         found = arguments_of(program)
@@ -174,9 +174,3 @@ def agreed(pushes: dict[tuple[str | None, bool], Pushed]) -> Pushed:
                 "structure, shapes and dtypes."
             )
     return pushed
-
-
-def _without_marks(program: Program) -> Program:
-    """Removes `enter`, which has served its purpose once calls are checked."""
-    eqns, outs = without(program.eqns, program.outs, lambda e: e.invars if e.primitive is enter_p else None)
-    return program._replace(eqns=tuple(eqns), outs=tuple(outs))

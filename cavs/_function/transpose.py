@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
 from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse, RoleProgram
 from cavs._function.keeping import with_keeping
-from cavs._function.unroll import trace
-from cavs._jaxpr.derivative import vjp_at
+from cavs._function.unroll import trace, traced_vjp
 from cavs._jaxpr.equations import Program, bind, depends, is_float, needed, reads, run_equations, shape_of, tap_p, value_of
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._jaxpr.names import without_names
@@ -52,9 +51,9 @@ def _joint_of(role: RoleProgram, part: Recurrent, differentiable: bool) -> Joint
     reverse = Reverse(
         state_cts=dict(zip(_floats(role.states), inputs.state_cts, strict=True)),
         extra_cts=dict(zip(_floats(part.extra), inputs.extra_cts, strict=True)),
-        ct_cross=_present(outputs.ct_cross),
-        ct_slots=_present(outputs.ct_slots),
-        ct_child=_present(outputs.ct_child),
+        ct_cross=outputs.ct_cross,
+        ct_slots=outputs.ct_slots,
+        ct_child=outputs.ct_child,
         uses=uses,
         cross_domain=tuple(domain_of(v, role.domain) for v in part.cross),
     )
@@ -80,7 +79,7 @@ def _readers_of_params(role: RoleProgram, part: Recurrent) -> list[_Reader]:
 
 
 class _Inputs(NamedTuple):
-    """Inputs of the joint program: arrays while it is traced, then variables. `None` stands for no cotangent."""
+    """Inputs of the joint program: arrays while it is traced, then variables."""
 
     statics: list[Any]
     cross: list[Any]
@@ -92,14 +91,14 @@ class _Inputs(NamedTuple):
 
 
 class _Outputs(NamedTuple):
-    """Outputs of the joint program: arrays while it is traced, then variables or literals. `None` stands for no cotangent."""
+    """Outputs of the joint program: arrays while it is traced, then variables or literals."""
 
     states: list[Any]
     extra: list[Any]
     operands: list[list[Any]]  # of each reader of parameters; `None` for STATIC ones
-    ct_cross: list[Any]
-    ct_slots: list[Any]
-    ct_child: list[Any]
+    ct_cross: dict[int, Any]  # as in `Reverse`
+    ct_slots: dict[int, Any]
+    ct_child: dict[int, Any]
     cuts: list[list[Any]]  # of each reader of parameters, the cut cotangents of its float outputs
 
 
@@ -127,10 +126,11 @@ def _traced(
         args = inputs.cross, inputs.slots, inputs.child, deltas
         if differentiable:
             _, vjp, (states, extra, operands) = jax.vjp(forward, *args, has_aux=True)
-            ct_cross, ct_slots, ct_child, cuts = vjp((inputs.state_cts, inputs.extra_cts))
+            (*cts, cuts), of = vjp((inputs.state_cts, inputs.extra_cts)), (part.cross, slots, child)
+            ct_cross, ct_slots, ct_child = ({i: ct[i] for i in _floats(xs)} for ct, xs in zip(cts, of, strict=True))
         else:
             _, (states, extra, operands) = forward(*args)
-            ct_cross, ct_slots, ct_child, cuts = ([None] * n for n in (len(part.cross), len(slots), len(child), 0))
+            ct_cross, ct_slots, ct_child, cuts = {}, {}, {}, []
         operands = [
             [None if domain_of(x, role.domain) == STATIC else a for a, x in zip(own, r.eqn.invars, strict=True)]
             for own, r in zip(operands, readers, strict=True)
@@ -139,9 +139,9 @@ def _traced(
             states,
             extra,
             operands,
-            ct_cross=[ct if v in varied else None for ct, v in zip(_of_floats(ct_cross, part.cross), part.cross, strict=True)],
-            ct_slots=_of_floats(ct_slots, slots),
-            ct_child=_of_floats(ct_child, child),
+            ct_cross={i: ct for i, ct in ct_cross.items() if part.cross[i] in varied},
+            ct_slots=ct_slots,
+            ct_child=ct_child,
             cuts=cast(list[list[Any]], cuts),
         )
 
@@ -205,28 +205,14 @@ def _operands_of_gradient(reader: _Reader) -> set[int]:
 
     A bias needs none: d(x + b)/db is 1. Echo calls products of which this holds "dead".
     """
-    eqn = reader.eqn
-
-    def gradient(args: list[jax.Array], cts: list[jax.Array]) -> Any:
-        return vjp_at(lambda *args: bind(eqn, args), args, reader.statics)[1](cts)
-
-    program, _, _ = trace(gradient, _shapes(eqn.invars), _shapes([v for v in eqn.outvars if is_float(v)]))
+    program = traced_vjp(reader.eqn, reader.statics)
     read = reads(needed(program.eqns, program.outs, set())[0], program.outs)
-    return {i for i, v in enumerate(program.invars[: len(eqn.invars)]) if v in read}
+    return {i for i, v in enumerate(program.invars[: len(reader.eqn.invars)]) if v in read}
 
 
 def _floats(values: Sequence[Atom]) -> list[int]:
     """Returns the places of the floats among `values`."""
     return [i for i, x in enumerate(values) if is_float(x)]
-
-
-def _of_floats(cts: Sequence[jax.Array | None], like: Sequence[Atom]) -> list[jax.Array | None]:
-    """Returns the cotangents of floats, and `None` for the others."""
-    return [ct if is_float(x) else None for ct, x in zip(cts, like, strict=True)]
-
-
-def _present(cts: Sequence[Atom | None]) -> dict[int, Atom]:
-    return {i: v for i, v in enumerate(cts) if v is not None}
 
 
 def _shapes(values: Sequence[Atom]) -> list[jax.ShapeDtypeStruct]:

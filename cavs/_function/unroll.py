@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from cavs._function.children import has_children_in
 from cavs._function.domains import STATIC, Domains
-from cavs._jaxpr.equations import Program, bind, run_equations, values
+from cavs._jaxpr.derivative import vjp_at
+from cavs._jaxpr.equations import Program, bind, is_float, run_jaxpr, shape_of
 from cavs._jaxpr.inline import PLAIN, inlined
 from cavs._jaxpr.jaxprs import (
     Atom,
     ClosedJaxpr,
     Eqn,
-    Jaxpr,
     Literal,
     PyTreeDef,
     Var,
@@ -53,6 +53,18 @@ def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, PyTreeDef, PyTre
     )
 
 
+def traced_vjp(eqn: Eqn, places: Sequence[int]) -> Program:
+    """Traces the VJP of an equation.
+
+    Returns a program of its operands and the cotangents of its float results, with the cotangents of the operands at `places`.
+    """
+
+    def cotangents(args: list[jax.Array], cts: list[jax.Array]) -> Any:
+        return vjp_at(lambda *args: bind(eqn, args), args, places)[1](cts)
+
+    return trace(cotangents, list(map(shape_of, eqn.invars)), [shape_of(v) for v in eqn.outvars if is_float(v)])[0]
+
+
 def unrolled(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Returns a jaxpr in which every `scan` that calls `gather_all` is unrolled, and every such `cond` runs all branches.
 
@@ -62,7 +74,7 @@ def unrolled(closed: ClosedJaxpr) -> ClosedJaxpr:
     if not any(_needs_unrolling(e) for e in closed.jaxpr.eqns):
         return closed
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
-    return cast(ClosedJaxpr, jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, args))(*shapes))
+    return cast(ClosedJaxpr, jax.make_jaxpr(lambda *args: run_jaxpr(*opened(closed), args, _results))(*shapes))
 
 
 def _needs_unrolling(eqn: Eqn) -> bool:
@@ -73,23 +85,17 @@ def _needs_unrolling(eqn: Eqn) -> bool:
     return any(map(has_children_in, inside))
 
 
-def _run(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array]) -> list[jax.Array]:
-    """Evaluates a jaxpr, and unrolls what needs it."""
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-    run_equations(jaxpr.eqns, env, _results)
-    return values(jaxpr.outvars, env)
-
-
 def _results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:
+    """Runs an equation, and unrolls it if it needs that."""
     name = eqn.primitive.name
     if not _needs_unrolling(eqn):
         return bind(eqn, operands)
     if name in PLAIN:
-        return _run(*body_of(eqn), operands)
+        return run_jaxpr(*body_of(eqn), operands, _results)
     if name == "scan":
         return _scan(eqn, operands)
     if name == "cond":
-        cases = [_run(*opened(branch), operands[1:]) for branch in eqn.params["branches"]]
+        cases = [run_jaxpr(*opened(branch), operands[1:], _results) for branch in eqn.params["branches"]]
         return [_pick(operands[0], parts) for parts in zip(*cases, strict=True)]
     raise TypeError(MSG_CONTROL.format(name=name, where=line_of(eqn)))
 
@@ -110,7 +116,7 @@ def _scan(eqn: Eqn, values: list[jax.Array]) -> list[jax.Array]:
     num_carry = len(carry)
     rows: list[list[jax.Array]] = [[]] * length
     for i in reversed(range(length)) if params["reverse"] else range(length):
-        outs = _run(body, body_consts, [*consts, *carry, *(x[i] for x in xs)])
+        outs = run_jaxpr(body, body_consts, [*consts, *carry, *(x[i] for x in xs)], _results)
         carry, rows[i] = outs[:num_carry], outs[num_carry:]
     if not length:
         return [*carry, *(jnp.zeros((0, *v.aval.shape), v.aval.dtype) for v in body.outvars[num_carry:])]

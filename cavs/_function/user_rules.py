@@ -12,10 +12,9 @@ import jax
 
 from cavs._function.domains import ROW, STATIC, Domains, domain_of, domains
 from cavs._function.rewrite import retrace
-from cavs._function.unroll import trace
+from cavs._function.unroll import traced_vjp
 from cavs._jaxpr.costs import bytes_of_var
-from cavs._jaxpr.derivative import vjp_at
-from cavs._jaxpr.equations import Program, bind, depends, is_float, run_equations, shape_of, values
+from cavs._jaxpr.equations import Program, bind, depends, is_float, run_equations, values
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._jaxpr.linear import CALLED, is_linear
@@ -32,14 +31,8 @@ def may_sum_first(eqn: Eqn) -> bool:
     """Returns whether an equation may get the sum of several cotangents at once: its derivative is linear, for certain."""
     if not has_rule(eqn):
         return True
-    floats = [i for i, x in enumerate(eqn.invars) if is_float(x)]
-
-    def transposed(args: list[jax.Array], cts: list[jax.Array]) -> Any:
-        return vjp_at(lambda *args: bind(eqn, args), args, floats)[1](cts)
-
-    shapes = [shape_of(x) for x in eqn.invars], [shape_of(v) for v in eqn.outvars if is_float(v)]
     try:
-        program, _, _ = trace(transposed, *shapes)
+        program = traced_vjp(eqn, [i for i, x in enumerate(eqn.invars) if is_float(x)])
     except Exception:  # there is no derivative: of a loop of a dynamic length, or whatever a rule raises to say so
         return True
     return is_linear(program.eqns, program.invars[len(eqn.invars) :], program.outs)

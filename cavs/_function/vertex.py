@@ -130,6 +130,15 @@ class VertexFunction(Generic[Pushed]):
         return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
 
 
+def check_function(where: str, F: object) -> None:
+    """Raises `TypeError` if the argument `F` of the function `where` is something else."""
+    if not isinstance(F, VertexFunction):
+        raise TypeError(
+            f"{where}: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), "
+            "or program.vertex_function() for a ready vertex program."
+        )
+
+
 class _Written:
     """A leaf of `state=` in a text: `(8,)`, or `bfloat16[8]` if it has a dtype."""
 
@@ -156,6 +165,7 @@ class _Gathers:
     reads_edges: bool = False  # whether one of them had `edges=True`
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Vertex:
     """The handle `v` that a vertex function gets: the graph as one vertex sees it.
 
@@ -163,24 +173,18 @@ class Vertex:
     to be zero, so that products with them are skipped.
     """
 
-    def __init__(
-        self,
-        function: VertexFunction,
-        state_avals: list[jax.ShapeDtypeStruct],
-        inputs: PyTree,
-        edges: PyTree,
-        slots: list[PyTree],
-        num_children: Any,
-        child: list[jax.Array],
-        leaf: bool,
-        most: int | None = None,
-    ):
-        self._function, self._state_avals, self._inputs, self._edges = function, state_avals, inputs, edges
-        self._slots, self._num_children, self._child, self._leaf = slots, num_children, child, leaf
-        self._most = most  # the largest number of children, if `gather_all` may be called within `gather_all`
-        self._gathers = _Gathers()
-        self.scattered: list[jax.Array] | None = None
-        self.pushed: dict[str | None, PyTree] = {}
+    _function: VertexFunction
+    _state_avals: list[jax.ShapeDtypeStruct]
+    _inputs: PyTree
+    _edges: PyTree
+    _slots: list[PyTree]
+    _num_children: Any
+    _child: list[jax.Array]
+    _leaf: bool
+    _most: int | None = None  # the largest number of children, if `gather_all` may be called within `gather_all`
+    _gathers: _Gathers = dataclasses.field(default_factory=_Gathers, init=False)
+    scattered: list[jax.Array] | None = dataclasses.field(default=None, init=False)
+    pushed: dict[str | None, PyTree] = dataclasses.field(default_factory=dict, init=False)
 
     def pull(self, name: str | None = None) -> PyTree:
         """Returns this vertex's row of `inputs`; with `name`, of `inputs[name]`.

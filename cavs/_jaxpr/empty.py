@@ -14,7 +14,7 @@ from jax import lax
 from jax.core import Tracer
 
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import bind, run_equations, values
+from cavs._jaxpr.equations import bind, run_jaxpr
 from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, opened
 
 _SUMS = ("dot_general", "reduce_sum")  # zero, if they are over nothing
@@ -55,14 +55,11 @@ def evaluated_by(
 
 
 def _run(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array]) -> list[jax.Array]:
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
     def results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:
         with eqn.ctx.manager:
             return _results(eqn, operands)
 
-    run_equations(jaxpr.eqns, env, results)
-    return values(jaxpr.outvars, env)
+    return run_jaxpr(jaxpr, consts, args, results)
 
 
 def _results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:

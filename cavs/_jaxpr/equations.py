@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex, source_info_util
 from jax.interpreters import ad
 
-from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Jaxpr, Var, is_var
 
 tap_p = jex.Primitive("tap")
 tap_p.def_abstract_eval(lambda x, delta: x)
@@ -31,6 +31,11 @@ class Program(NamedTuple):
     eqns: tuple[Eqn, ...]
     outs: tuple[Atom, ...]
     consts: Env
+
+    def without(self, same: Callable[[Eqn], Sequence[Atom] | None]) -> "Program":
+        """Returns the program without equations whose results are values that exist already, see `without`."""
+        eqns, outs = without(self.eqns, self.outs, same)
+        return self._replace(eqns=tuple(eqns), outs=tuple(outs))
 
 
 def is_float(x: Any) -> bool:
@@ -61,7 +66,16 @@ def run_equations(eqns: Iterable[Eqn], env: dict[Var, Any], results: Callable[[E
     """Runs equations and adds their results to `env`. `results` runs one equation, given its operands."""
     for eqn in eqns:
         with lines_of(eqn):
-            env.update(zip(eqn.outvars, results(eqn, [env[x] if is_var(x) else x.val for x in eqn.invars]), strict=True))
+            env.update(zip(eqn.outvars, results(eqn, values(eqn.invars, env)), strict=True))
+
+
+def run_jaxpr(
+    jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], results: Callable[[Eqn, list[Any]], Sequence[Any]] = bind
+) -> list[Any]:
+    """Evaluates a jaxpr; `results` runs one equation, as in `run_equations`."""
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    run_equations(jaxpr.eqns, env, results)
+    return values(jaxpr.outvars, env)
 
 
 def values(atoms: Iterable[Atom], env: dict[Var, Any]) -> list[Any]:

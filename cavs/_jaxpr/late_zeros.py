@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var, on_host
-from cavs._jaxpr.equations import bind, lines_of
+from cavs._jaxpr.equations import bind, lines_of, values
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Eqn, Literal, is_var, scan_parts
 from cavs._jaxpr.mesh_types import vary, varying
@@ -27,7 +27,7 @@ def run_late(eqns: Sequence[Eqn], env: Env, before: Callable[[Eqn], None] = lamb
     fills = {e.outvars[0]: e for e in eqns if e.primitive.name == "broadcast_in_dim" and not is_var(e.invars[0])}
     for eqn in eqns:
         before(eqn)
-        args = [env[x] if is_var(x) else x.val for x in eqn.invars]
+        args = values(eqn.invars, env)
         with lines_of(eqn):
             filled = {i: fills[x] for i, x in enumerate(eqn.invars) if is_var(x) and x in fills}
             if eqn.primitive.name == "scan" and _can_be_late(eqn):

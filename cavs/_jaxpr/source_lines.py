@@ -1,9 +1,8 @@
 """The line of the user's program that an equation, or an error, comes from."""
 
 import linecache
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from traceback import walk_tb
 
 import jax
 
@@ -30,7 +29,7 @@ def line_of(eqn: Eqn) -> str:
 def line_of_error(error: BaseException) -> str:
     """Returns the innermost line of the user's program that an exception passed through, like `line_of`."""
     found = None
-    for frame, line in _frames(error):
+    for frame, line in walk_tb(error.__traceback__):
         if _is_users(frame.f_code.co_filename):
             found = _shown(frame.f_code.co_filename, line, frame.f_code.co_name)
     return f" ({found})" if found else ""
@@ -38,19 +37,11 @@ def line_of_error(error: BaseException) -> str:
 
 def raised_by_jax(error: BaseException) -> bool:
     """Returns whether JAX, or Python itself, raised an exception on a line of the user's program, which has no `raise`."""
-    *_, (frame, line) = _frames(error)
+    *_, (frame, line) = walk_tb(error.__traceback__)
     file = frame.f_code.co_filename
     if not _is_users(file):
         return _JAX in Path(file).parents  # JAX hides its frames, except under JAX_TRACEBACK_FILTERING=off
     return not linecache.getline(file, line).strip().startswith(("raise", "assert"))
-
-
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Returns the frames that an exception passed through, outermost first, with their lines."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback.tb_frame, traceback.tb_lineno
-        traceback = traceback.tb_next
 
 
 def _is_users(file: str) -> bool:

@@ -9,11 +9,11 @@ from cavs._function.domains import EDGE, STATIC
 from cavs._function.keeping import front
 from cavs._function.mixed import mixed
 from cavs._function.split import Split
-from cavs._function.vertex import VertexFunction
+from cavs._function.vertex import VertexFunction, check_function
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.costs import bytes_of_var, flops_of
-from cavs._jaxpr.jaxprs import Atom, Eqn, is_var
+from cavs._jaxpr.jaxprs import Eqn, is_var
 from cavs._jaxpr.memo import results
 from cavs._run.plans import latest_plan, plan_of
 from cavs._run.run import for_schedule
@@ -41,11 +41,7 @@ def explain(
         TypeError: `F` is no `VertexFunction`.
         ValueError: only `F` is given, and it has not run yet.
     """
-    if not isinstance(F, VertexFunction):
-        raise TypeError(
-            f"explain: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), "
-            "or program.vertex_function() for a ready vertex program."
-        )
+    check_function("explain", F)
     function = F if sched is None else for_schedule(F, sched, None)[0]
     if params is None and inputs is None and edges is None:
         plan = latest_plan(function) or next(filter(None, map(latest_plan, reversed(results(mixed, F)))), None)
@@ -92,10 +88,10 @@ def explain(
 def _inner(part: Split) -> list[str]:
     role, domain = part.role, part.role.domain
     fused = [f"  fused: {note}" for note in role.notes]
-    keep = sum(_bytes(v) for v in part.forward.keep if part.joint.domain.get(v) != EDGE)
-    keep_edge = sum(_bytes(v) for v in part.forward.keep if part.joint.domain.get(v) == EDGE)
-    states = sum(_bytes(v) for v in role.states)
-    cuts = sum(_bytes(v) for v in part.reverse.cuts)
+    keep = sum(bytes_of_var(v) for v in part.forward.keep if part.joint.domain.get(v) != EDGE)
+    keep_edge = sum(bytes_of_var(v) for v in part.forward.keep if part.joint.domain.get(v) == EDGE)
+    states = sum(map(bytes_of_var, filter(is_var, role.states)))
+    cuts = sum(map(bytes_of_var, part.reverse.cuts))
     parts = [
         ("static", part.static_eqns, "from parameters alone, once"),
         ("eager", part.eager.eqns, "no gather before it: one batch before the levels"),
@@ -133,10 +129,6 @@ def _inner(part: Split) -> list[str]:
     uses = counted(len(part.reverse.uses), "equation")
     lines.append(f"  lazy parameter gradients: {uses} with parameters, each transposed once for all vertices")
     return lines
-
-
-def _bytes(v: Atom) -> int:
-    return bytes_of_var(v) if is_var(v) else 0
 
 
 def _flops(eqn: Eqn) -> int:

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from cavs._function.evaluate import column
+from cavs._function.gather_all import REDUCERS
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, check_schedule
-
-READOUTS = ("sum", "mean", "max", "softmax")
-
 
 Tree = TypeVar("Tree")
 
@@ -44,8 +43,8 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         ValueError: `reduce` is unknown, `score` is missing or not allowed for it, or an array has a wrong number of rows.
     """
     check_schedule("readout", sched)
-    if reduce not in READOUTS:
-        raise ValueError(f"readout: reduce: got {reduce!r}; expected one of {', '.join(map(repr, READOUTS))}.")
+    if reduce not in REDUCERS:
+        raise ValueError(f"readout: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
     if (score is not None) != (reduce == "softmax"):
         has = "a score" if score is not None else "no score"
         raise ValueError(
@@ -71,16 +70,13 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
     def top(x: jax.Array) -> jax.Array:
         return jax.ops.segment_max(x, graph, graphs, indices_are_sorted=True)
 
-    def per_graph(x: jax.Array, like: jax.Array) -> jax.Array:
-        return x.reshape(-1, *(1,) * (like.ndim - 1))
-
     if reduce == "max":
         return jax.tree.map(top, values)
     if reduce == "sum":
         return jax.tree.map(total, values)
     if reduce == "mean":
         count = total(jnp.ones_like(graph))
-        return jax.tree.map(lambda x: total(x) / per_graph(count, x), values)
+        return jax.tree.map(lambda x: total(x) / column(count, x), values)
     score = jnp.where(graph < graphs, jnp.asarray(score), 0)
     weight = jnp.exp(score - jax.lax.stop_gradient(top(score)).at[graph].get(mode="clip"))
-    return jax.tree.map(lambda x: total(per_graph(weight, x) * x) / per_graph(total(weight), x), values)
+    return jax.tree.map(lambda x: total(column(weight, x) * x) / column(total(weight), x), values)

@@ -18,7 +18,7 @@ from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.mixed import mixed
 from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored
-from cavs._function.vertex import Pushed, VertexFunction
+from cavs._function.vertex import Pushed, VertexFunction, check_function
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
@@ -99,22 +99,19 @@ def run_with_options(
     options: MemoryOptions = NO_OPTIONS,
 ) -> PyTree:
     """Returns `run(...)`, whose backward pass saves what `options` say."""
-    if not isinstance(F, VertexFunction):
-        raise TypeError(
-            f"run: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), or "
-            "program.vertex_function() for a ready vertex program."
-        )
+    check_function("run", F)
     check_schedule("run", sched)
     user_engine, target = engine_of(engine), Target.here()
     params, inputs, edges = (
         as_arrays(x, f"run: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
     )
     exact = int(sched.host().num_vertices) if sched.is_concrete else None
-    inputs, length = _padded_inputs(inputs, sched, exact)
+    inputs, length = _padded("inputs", inputs, sched.shape.vertices, exact)
     kinds = kind_names(F, sched)
-    edges = _padded_edges(edges, sched)
+    num_edges = sched.num_edges if edges is not None and sched.is_concrete else None
+    edges, _ = _padded("edges", edges, sched.shape.all_edges, num_edges)
     F, inputs = for_schedule(F, sched, inputs)
-    plan = plan_of(F, jax.tree.map(_aval, params), _row_avals(inputs), sched.shape.most_children, _row_avals(edges))
+    plan = plan_for(F, params, sched, inputs, edges)
     if edges is not None and not plan.reads_edges:
         raise ValueError(
             "run: edges: got edges, which F does not read; expected None. Write v.gather_all(lambda state, edge: ..., "
@@ -142,25 +139,9 @@ def _whole(call: Call) -> Arrays:
     return function(jax.tree.leaves(call.params), call.sched.data, jax.tree.leaves((call.inputs, call.edges)), call.select)
 
 
-def _padded_inputs(inputs: PyTree, sched: Schedule, exact: int | None) -> tuple[PyTree, int]:
-    """Returns `inputs` padded to Vp rows, and the number of rows they had; without inputs V if it is known, else Vp."""
-    shapes, padded = [x.shape for x in jax.tree.leaves(inputs)], sched.shape.vertices
-    length = _length("inputs", shapes, padded, exact)
-    length = (padded if exact is None else exact) if length is None else length
-    return jax.tree.map(lambda x: pad_rows(x, padded), inputs) if length != padded else inputs, length
-
-
-def _padded_edges(edges: PyTree, sched: Schedule) -> PyTree:
-    """Returns the edges of `run` with their leaves padded to (Ep, ...)."""
-    if not (shapes := [x.shape for x in jax.tree.leaves(edges)]):
-        return edges
-    padded, exact = sched.shape.all_edges, sched.num_edges if sched.is_concrete else None
-    length = _length("edges", shapes, padded, exact)
-    return jax.tree.map(lambda x: pad_rows(x, padded), edges) if length != padded else edges
-
-
-def _length(name: str, shapes: list[tuple[int, ...]], padded: int, exact: int | None) -> int | None:
-    """Returns the number of rows of all leaves, `padded` or `exact`; `None` if there is no leaf."""
+def _padded(name: str, rows: PyTree, padded: int, exact: int | None) -> tuple[PyTree, int]:
+    """Returns the argument `name` padded to `padded` rows, and the number of rows it had: `padded`, or `exact` if known."""
+    shapes = [x.shape for x in jax.tree.leaves(rows)]
     lengths = {shape[0] if shape else None for shape in shapes}
     if not lengths <= {padded, exact} or len(lengths) > 1 or None in lengths:
         of, cure = ROWS_OF[name]
@@ -168,7 +149,8 @@ def _length(name: str, shapes: list[tuple[int, ...]], padded: int, exact: int | 
             cure = "Write np.asarray(rows) for nested lists."
         expected = f"{padded} (padded)" if exact is None else f"{exact} (one row per {of}) or {padded} (padded)"
         raise ValueError(f"run: {name}: got leaves of shapes {shapes[:8]}; expected a first axis of {expected}. {cure}")
-    return next(iter(lengths), None)
+    length = shapes[0][0] if shapes else padded if exact is None else exact
+    return jax.tree.map(lambda x: pad_rows(x, padded), rows) if length != padded else rows, length
 
 
 def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.Array:
@@ -186,12 +168,11 @@ def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.A
     return select
 
 
-def _row_avals(rows: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-
-
-def _aval(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+def plan_for(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, edges: PyTree) -> FunctionPlan:
+    """Returns the plan of F for the arguments of a call of `run`."""
+    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), {"inputs": inputs, "edges": edges})
+    return plan_of(F, whole, most=sched.shape.most_children, **rows)
 
 
 def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._engines.choose import ENGINES, EngineError
+from cavs._function.evaluate import column
 from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored, to_stored
@@ -28,7 +29,7 @@ from cavs._run.forward import Given
 from cavs._run.manual_axes import across_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import Cotangent, Floats, instantiated
+from cavs._stages.cotangents import Cotangent, Floats, instantiated, mask_rows
 
 Arrays: TypeAlias = list[jax.Array]
 Run: TypeAlias = Callable[..., PyTree]  # `_run.run.run_with_options`
@@ -160,17 +161,13 @@ class _Chosen(NamedTuple):
         """Writes the pushes of the segment into the pushes of all segments."""
         if self.mine is None:
             return [o.at[self.vertex].set(x, mode="drop") for o, x in zip(outs, pushed, strict=True)]
-        return [jnp.where(_column(self.mine, x), x, o) for o, x in zip(outs, pushed, strict=True)]
+        return [jnp.where(column(self.mine, x), x, o) for o, x in zip(outs, pushed, strict=True)]
 
     def cotangents(self, cts: Arrays) -> Arrays:
         """Returns the cotangents of the segment's pushes: the transpose of `put`."""
         if self.mine is None:
             return [ct.at[self.vertex].get(mode="fill", fill_value=0) for ct in cts]
-        return [jnp.where(_column(self.mine, ct), ct, jnp.zeros((), ct.dtype)) for ct in cts]
-
-
-def _column(mine: jax.Array, like: jax.Array) -> jax.Array:
-    return mine.reshape(-1, *(1,) * (like.ndim - 1))
+        return [mask_rows(ct, self.mine) for ct in cts]
 
 
 def _chosen(loop: _Loop, step: _Step, segments: SegmentArrays, select: jax.Array | None) -> _Chosen:

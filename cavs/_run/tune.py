@@ -16,12 +16,11 @@ from cavs._engines.persistent import chip
 from cavs._engines.persistent.engine import Persistent
 from cavs._engines.persistent.lower import Recurrence, forward_of, recurrence_of
 from cavs._function.arrays import as_arrays
-from cavs._function.vertex import VertexFunction
+from cavs._function.vertex import VertexFunction, check_function
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
-from cavs._run.plans import plan_of
-from cavs._run.run import for_schedule, kind_names, run
-from cavs._schedule.schedule import Schedule
+from cavs._run.run import for_schedule, kind_names, plan_for, run
+from cavs._schedule.schedule import Schedule, check_schedule
 from cavs.kernels import LaunchConfig, LevelProgram, Target, tuned
 
 PASSES = 20  # in one measurement
@@ -138,9 +137,8 @@ def tune(
         TypeError: `F` is no `VertexFunction`, `sched` is no `Schedule`, `seconds` is no number, or a leaf is no array.
         ValueError: engine `persistent` cannot run F, this batch, or on this device.
     """
-    for name, value, wanted in (("F", F, VertexFunction), ("sched", sched, Schedule)):
-        if not isinstance(value, wanted):
-            raise TypeError(f"tune: {name}: got a {type(value).__name__}; expected a cavs.{wanted.__name__}.")
+    check_function("tune", F)
+    check_schedule("tune", sched)
     if not isinstance(seconds, int | float):
         raise TypeError(f"tune: seconds: got a {type(seconds).__name__}; expected a number, such as 120.")
     params, inputs, edges = (
@@ -176,10 +174,9 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
 
     Raises `ValueError` if engine `persistent` cannot run them.
     """
-    row = lambda rows: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)  # noqa: E731
     kinds = kind_names(F, sched)
     F, inputs = for_schedule(F, sched, inputs)
-    plan = plan_of(F, jax.tree.map(jax.typeof, params), row(inputs), sched.shape.most_children, row(edges))
+    plan = plan_for(F, params, sched, inputs, edges)
     job = Job(plan, sched.shape, kinds, target)
     if reason := Persistent().unfit(job):
         raise ValueError(f"tune: it times launches of engine 'persistent', but {reason}.")

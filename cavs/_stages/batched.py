@@ -65,16 +65,13 @@ def static_values(part: Split, params: Arrays) -> Arrays:
     return [env[v] for v in wanted]
 
 
-def pull(part: Split, inputs: Arrays, vertex: jax.Array) -> Arrays:
-    """Returns the rows `vertex` of each leaf of the inputs. Leaves that the eager part does not read or return get no rows."""
-    used = reads(part.eager.eqns, part.eager.outs)
-    return [get_rows(x, vertex) if v in used else x[:0] for v, x in zip(part.role.inputs, inputs, strict=True)]
+def pull(part: Split, variables: Sequence[Var], leaves: Arrays, index: jax.Array) -> Arrays:
+    """Returns the rows `index` of each leaf of the inputs or edges; none of those that the eager part does not read or return.
 
-
-def pull_edges(part: Split, edges: Arrays, row: jax.Array) -> Arrays:
-    """Returns the rows `row` of each leaf of the edges. Leaves that the eager part does not read or return get no rows."""
+    `variables`: of the leaves, `part.role.inputs` or `part.role.edges`.
+    """
     used = reads(part.eager.eqns, part.eager.outs)
-    return [get_rows(x, row) if v in used else x[:0] for v, x in zip(part.role.edges, edges, strict=True)]
+    return [get_rows(x, index) if v in used else x[:0] for v, x in zip(variables, leaves, strict=True)]
 
 
 def in_place(part: Split, rows: Rows, inputs: Arrays, edges: Arrays, eager: Arrays) -> list[Values]:

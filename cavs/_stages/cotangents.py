@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from cavs._function.evaluate import column
 from cavs._function.raw_keys import Shaped
 from cavs._jaxpr.equations import is_float
 from cavs._stages.tensors import Index, get_rows
@@ -46,7 +47,7 @@ def filled(cts: Floats, like: list[jax.Array]) -> Floats:
 
 def mask_rows(x: jax.Array, real: jax.Array) -> jax.Array:
     """Returns `x` with zeros in the rows where `real` is false."""
-    return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+    return jnp.where(column(real, x), x, jnp.zeros((), x.dtype))
 
 
 def rows_of_push(ct: Cotangent, vertex: jax.Array, count: Index) -> Cotangent:
@@ -139,7 +140,7 @@ def take_rows(
     for i, (total, ct) in enumerate(zip(ct_inputs, ct_rows, strict=True)):
         if total is not None and ct.shape[0]:
             at = row - begin
-            mine = ((at >= 0) & (at < count)).reshape(-1, *(1,) * (ct.ndim - 1))
+            mine = column((at >= 0) & (at < count), ct)
             before = jnp.zeros((), ct.dtype) if isinstance(total, jax.ShapeDtypeStruct) else total
             out[i] = jnp.where(mine, get_rows(jnp.asarray(ct), jnp.clip(at, 0, ct.shape[0] - 1)), before)
     return out

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
-from cavs._function.evaluate import evaluate, matrix_product, value_at
+from cavs._function.evaluate import column, evaluate, matrix_product, value_at
 from cavs._function.joint import ParamUse
 from cavs._function.products import weight_gradient
 from cavs._function.split import Split
@@ -75,7 +75,7 @@ def lazy_gradients(
 
     Returns the cotangents, by the index of the static value.
     """
-    values = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
+    values = part.reverse.operands
     given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}
     states = [(copies or {}).get(i, x) for i, x in enumerate(memory.states)]
     given = slots_together(part, rows, span, states, values) | given
@@ -227,7 +227,7 @@ def _transpose(
 
 def _repeat_last(x: jax.Array, counted: jax.Array) -> jax.Array:
     """Returns `x` with all rows that do not count replaced by the last one, which does."""
-    return jnp.where(counted.reshape(-1, *(1,) * (x.ndim - 1)), x, x[-1]) if x.shape[0] else x
+    return jnp.where(column(counted, x), x, x[-1]) if x.shape[0] else x
 
 
 def _if_any(x: jax.Array, counted: jax.Array | None) -> jax.Array:
@@ -239,8 +239,8 @@ def lazy_block(part: Split, size: int) -> int:
     """Returns how many of `size` vertices lazy gradients are batched over at a time, 0 for all."""
     if part.gathers_all:  # the edges of a block would have to be found
         return 0
-    read = [v for use in part.reverse.uses for v in use.operands.values() if is_var(v)]
-    return block_of(max(map(bytes_of_var, read), default=0), sum(map(bytes_of_var, part.forward.states)), size)
+    read = max(map(bytes_of_var, part.reverse.operands), default=0)
+    return block_of(read, sum(map(bytes_of_var, part.forward.states)), size)
 
 
 def lazy_gradients_in_blocks(part: Split, rows: Rows, memory: Memory, cuts: Env, size: int) -> Floats:

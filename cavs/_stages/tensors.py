@@ -19,7 +19,8 @@ slack at both ends.
 5. Row 0 of the states is zero: a vertex gathers it for a child that it does not have.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -28,7 +29,7 @@ import numpy as np
 from jax import lax
 
 from cavs._function.domains import EDGE, Domain
-from cavs._function.evaluate import pad_rows
+from cavs._function.evaluate import column, pad_rows
 from cavs._jaxpr.hold_back import late_zero
 from cavs._schedule.schedule import Schedule
 
@@ -48,7 +49,7 @@ def repeated(x: jax.Array, real: jax.Array | np.ndarray, first: jax.Array | None
     """Returns `x` with its first row, or `first`, (1, ...), in the rows where `real`, (rows,) bool, is false."""
     if not x.shape[0]:
         return x
-    return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 1)), x, x[:1] if first is None else first)
+    return jnp.where(column(real, x), x, x[:1] if first is None else first)
 
 
 class Zeros:
@@ -172,22 +173,20 @@ def rows_of_kinds(sched: Schedule, arity: int, reads_edges: bool) -> list[Rows]:
     shape, out = sched.shape, []
     edge_rows = rows_of_edges(sched) if reads_edges else [jnp.zeros(0, jnp.int32)] * len(shape.kinds)
     pad, edge_pad = shape.pad, max(e for _, e in shape.classes)
-    at = edge_at = 0
-    for k, (size, edges) in enumerate(zip(shape.inner, shape.edges, strict=True)):
-        vertex = sched.inner_vertex[at : at + size]
-        num_children = sched.num_children[at : at + size]
-        edge_child = sched.edge_child[edge_at : edge_at + edges]
+    kinds = zip(shape.inner, shape.edges, _side_by_side(shape.inner), _side_by_side(shape.edges), strict=True)
+    for k, (size, edges, mine, of_edges) in enumerate(kinds):
+        vertex, num_children, edge_child = sched.inner_vertex[mine], sched.num_children[mine], sched.edge_child[of_edges]
         kids = jnp.zeros((size, 0), jnp.int32)
         if shape.arity and edges:
             kids = jnp.pad(edge_child, (0, max(0, size * shape.arity - edges)))[: size * shape.arity]
             kids = kids.reshape(size, shape.arity)[:, :arity]
             kids = repeated(kids, np.arange(size) < sched.inner_count[k])  # `edge_child` repeats an edge
         elif edges:
-            first, slots = sched.first_edge[at : at + size], np.arange(arity, dtype=np.int32)
+            first, slots = sched.first_edge[mine], np.arange(arity, dtype=np.int32)
             kids = edge_child.at[first[:, None] + slots].get(mode="clip")
             kids = jnp.where(num_children[:, None] > slots, kids, 0)
         kids = jnp.pad(kids, ((pad, pad), (0, arity - kids.shape[1])))
-        owner = jnp.asarray(sched.edge_owner[edge_at : edge_at + edges])
+        owner = jnp.asarray(sched.edge_owner[of_edges])
         out.append(
             Rows(
                 kind=k,
@@ -205,7 +204,6 @@ def rows_of_kinds(sched: Schedule, arity: int, reads_edges: bool) -> list[Rows]:
                 edge_row=edge_rows[k],
             )
         )
-        at, edge_at = at + size, edge_at + edges
     return out
 
 
@@ -218,24 +216,21 @@ def rows_of_edges(sched: Schedule) -> list[jax.Array]:
 
     Padding repeats the first edge, as all padding of a schedule does ; it is row 0 if a kind has no edges.
     """
-    shape, at = sched.shape, 0
+    shape, out = sched.shape, []
     count = jnp.zeros(shape.vertices, jnp.int32)
-    for size, number in zip(shape.inner, sched.inner_count, strict=True):
-        mine = slice(at, at + size)
+    for size, number, mine in zip(shape.inner, sched.inner_count, _side_by_side(shape.inner), strict=True):
         vertex = jnp.where(jnp.arange(size) < number, sched.inner_vertex[mine], shape.vertices)
         count = count.at[vertex].set(sched.num_children[mine], mode="drop")
-        at += size
     begins = count.cumsum() - count
-    out, at, edge_at = [], 0, 0
-    for size, edges, number in zip(shape.inner, shape.edges, sched.inner_count, strict=True):
-        rows, owner = slice(at, at + size), jnp.asarray(sched.edge_owner[edge_at : edge_at + edges])
-        at, edge_at = at + size, edge_at + edges
+    parts = _side_by_side(shape.inner), _side_by_side(shape.edges)
+    for size, edges, number, mine, of_edges in zip(shape.inner, shape.edges, sched.inner_count, *parts, strict=True):
+        owner = jnp.asarray(sched.edge_owner[of_edges])
         if not edges or not size:
             out.append(jnp.zeros(edges, jnp.int32))
             continue
         known = jnp.minimum(owner, size - 1)
-        vertex = jnp.asarray(sched.inner_vertex[rows])[known]
-        row = begins[vertex] + jnp.arange(edges, dtype=jnp.int32) - jnp.asarray(sched.first_edge[rows])[known]
+        vertex = jnp.asarray(sched.inner_vertex[mine])[known]
+        row = begins[vertex] + jnp.arange(edges, dtype=jnp.int32) - jnp.asarray(sched.first_edge[mine])[known]
         real = owner < number
         out.append(jnp.where(real, row, jnp.where(real[0], row[0], 0)).astype(jnp.int32))
     return out
@@ -254,11 +249,12 @@ def rows_of_leaves(sched: Schedule, arity: int) -> list[Rows]:
 
 def leaf_vertices(sched: Schedule) -> list[jax.Array]:
     """Returns for each kind the rows of its leaves in the inputs, padded."""
-    out, end = [], 0
-    for size in sched.shape.leaves:
-        begin, end = end, end + size
-        out.append(sched.leaf_vertex[begin:end])
-    return out
+    return [sched.leaf_vertex[own] for own in _side_by_side(sched.shape.leaves)]
+
+
+def _side_by_side(sizes: Iterable[int]) -> list[slice]:
+    """Returns where parts of these sizes lie that follow each other in an array."""
+    return [slice(begin, end) for begin, end in itertools.pairwise(itertools.accumulate(sizes, initial=0))]
 
 
 def window(x: jax.Array, start: Index, size: int) -> jax.Array:

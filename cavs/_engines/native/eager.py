@@ -86,7 +86,8 @@ class _Stage(NamedTuple):
         return [env[v] for v in self.own.recurrent.statics]
 
     def pulled(self, inputs: Arrays, vertex: jax.Array) -> dict[Var, jax.Array]:
-        return dict(zip(self.part.role.inputs, pull(self.part, inputs, vertex), strict=True))
+        own = self.part.role.inputs
+        return dict(zip(own, pull(self.part, own, inputs, vertex), strict=True))
 
 
 def in_library(batch: Batch) -> list[int]:

@@ -129,13 +129,12 @@ def gathered_states(part: Split) -> dict[Var, int]:
 def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
     """Returns for operands of lazy gradients with a bound the even power of two that brings the bound to [2^13, 2^15]."""
     found = bounds(part.joint.program.eqns, {v: largest[i] for v, i in gathered_states(part).items()})
-    operands = {x for use in part.reverse.uses for x in use.operands.values() if is_var(x)}
-    limited = {x: found[x] for x in operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
+    limited = {x: found[x] for x in part.reverse.operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
     return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) & ~1 for x, b in limited.items()}
 
 
 def gathered_operands(part: Split) -> dict[Var, int]:
     """Returns the operands of lazy gradients that consist of rows of one state, and which leaf of the state it is."""
-    operands = [x for use in part.reverse.uses for x in use.operands.values() if is_var(x)]
+    operands = part.reverse.operands
     found = gathered_states(part) | {x: i for x, (i, _) in slots_together_of(part, operands).items()}
     return {x: found[x] for x in operands if x in found}

@@ -266,7 +266,7 @@ def is_sparse(tensor: Tensor) -> bool:
 def _summed_operands(part: Split) -> list[Var]:
     """Operands of parameter gradients that depend on sums over children. The kernel computes them again, in a fixed order."""
     sums = [v for e in part.joint.program.eqns if e.primitive in REDUCTIONS for v in e.outvars]
-    wanted = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v) and v not in part.joint.available]
+    wanted = [v for v in part.reverse.operands if v not in part.joint.available]
     return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.program.eqns, set(sums))]
 
 
