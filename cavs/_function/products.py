@@ -18,7 +18,6 @@ from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
 from cavs._jaxpr.custom_rules import reverse_differentiable
-from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.ruled import replaceable
 from cavs.kernels import Target, of_tf32_bits
 
@@ -63,7 +62,6 @@ def weight_gradient(
     """
     rows, k = x.shape
     if _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1]):
-        ct = _apart(ct)
         return _product(*_in_order(x, ct, axis), (0, 0), precision, (exponent, None) if axis == 0 else (None, exponent))
     return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
 
@@ -80,18 +78,9 @@ def _large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLi
 
     def backward(saved: tuple[jax.Array, jax.Array], ct: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, w = saved  # XLA converts each operand once, although it is converted here for each product
-        ct = _apart(ct)
         return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
 
     return reverse_differentiable(primal, forward, backward, "run")(x, w)
-
-
-def _apart(ct: jax.Array) -> jax.Array:
-    """Returns a cotangent that XLA reads for products alone.
-
-    Otherwise it sums the cotangent, for a bias, in the kernel that converts it to float16, and products wait for the sum.
-    """
-    return barrier(ct)
 
 
 def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
