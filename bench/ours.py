@@ -285,7 +285,8 @@ def _logits(ready: Any, F: Any, params: Any, rows: Any, scheds: Any, everywhere:
         if isinstance(ready, vp.BiLSTMTagger):
             return ready.run(tagger, sched, back, x)
         mine = {"tagger": tagger, "spell": [params["spell"]], "characters": params["characters"]}
-        vectors = ready.vectors(mine, *of_spellings, jnp.maximum(of_spellings[0].input_id, 0))
+        forward, backward = of_spellings
+        vectors = ready.vectors(mine, forward, backward, jnp.maximum(forward.input_id, 0))
         rare = sched.input_id == NO_WORD
         return ready.run(mine, sched, back, x, vectors, jnp.where(rare, jnp.cumsum(rare) - 1, -1))
     if isinstance(ready, vp.EncoderDecoder):

@@ -74,9 +74,10 @@ def _joined(*read: cavs.Graphs) -> cavs.Graphs:
 
 def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple[str, ...]:
     """Returns notes about labels that occur in another part but not in "train"."""
-    notes = []
+    notes, seen = [], parts["train"].label
     for name, graphs in parts.items():
-        unseen = [repr(labels[i]) for i in np.setdiff1d(graphs.label[graphs.label >= 0], parts["train"].label)]
+        found = np.setdiff1d(graphs.label[graphs.label >= 0], seen) if graphs.label is not None and seen is not None else []
+        unseen = [repr(labels[i]) for i in found]
         if unseen:
             more = ", ..." if len(unseen) > 5 else ""
             notes.append(f"--{name}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}")

@@ -142,6 +142,7 @@ class Trees(recipes.Recipe):
             raise Mistake(f"FILE: got {path} with the labels {', '.join(used[:5])}; expected some of {expected}.")
         labels = [*dict.fromkeys((*self.facts["labels"], *names))]
         true = cavs.data.with_labels(graphs.replace(label_names=names), labels).label
+        assert true is not None
         best = self.probabilities(params, graphs, path).argmax(1)
         counted = (np.where(cavs.data.is_root(graphs), true, -1), true)
         roots, vertices = (cavs.data.ConfusionMatrix.of(labels, of, best) for of in counted)
