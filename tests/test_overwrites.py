@@ -16,7 +16,7 @@ import pytest
 import cavs
 from cavs._engines.native import program as native_program
 from cavs._engines.native.check import check_accesses
-from cavs._engines.native.operations import Op, Opcode, Place, Segment, Slot
+from cavs._engines.native.values import Op, Opcode, Place, Segment, Slot
 from cavs._engines.persistent import lower
 from cavs.kernels import LevelProgram, Load, Phase, RowRead, native_unavailable
 from cavs.kernels._program import check

@@ -26,9 +26,9 @@ def aligned(*dims: int) -> np.ndarray:
 
 
 def pinned(*dims: int) -> np.ndarray:
-    """Returns an int32 array of this shape in memory that stays where it is, which a GPU reads without a copy.
+    """Returns an int32 array of this shape in pinned memory, from which a GPU copies without a copy on the host in between.
 
-    If JAX has none, it returns an array as `aligned` does.
+    If JAX has no such memory, it returns an array as `aligned` does.
     """
     device, mark = jax.local_devices()[0], -next(_marks)
     if "pinned_host" not in (space.kind for space in device.addressable_memories()):

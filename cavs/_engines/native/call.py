@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._engines.engine import Batch
-from cavs._engines.native.lower import NO_KIND, Lowered, Name, lowered, static_arrays
-from cavs._engines.native.operations import Shift
+from cavs._engines.native.kinds import NO_KIND, Lowered, Name, lowered, static_arrays
 from cavs._engines.native.program import KindProgram, Written, encoded
+from cavs._engines.native.values import Shift
 from cavs._engines.scan.task import Kind, empty_cuts
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split

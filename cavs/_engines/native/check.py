@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from cavs._engines.native.operations import CODE, NOT_GATHERED, Base, Op, Opcode, Place, Segment, Slot, View
+from cavs._engines.native.operations import CODE
+from cavs._engines.native.values import NOT_GATHERED, Base, Op, Opcode, Place, Segment, Slot, View
 
 _CHUNKS = 0, 1
 _GIVEN = 0  # the number of all that the call is given

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from cavs._engines.engine import Batch, Job, batch_of
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.lower import check_lowered
+from cavs._engines.native.kinds import check_lowered
 from cavs._engines.scan.engine import all_rows
 from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, remade, with_reuse, with_whole
 from cavs._function.split import Split, split_leaf

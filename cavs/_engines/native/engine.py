@@ -20,7 +20,7 @@ from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Forw
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.eager import eager_part, eager_split, in_library
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.lower import NO_KIND, check_lowered
+from cavs._engines.native.kinds import NO_KIND, check_lowered
 from cavs._engines.native.operations import letter_of
 from cavs._engines.scan import engine as scan, reverse as scan_reverse
 from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, remade

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cavs._engines.native.check import check_accesses
-from cavs._engines.native.operations import CODE, NOT_GATHERED, Base, Op, Opcode, Place, Segment, Shift, Slot, View
+from cavs._engines.native.operations import CODE
+from cavs._engines.native.values import NOT_GATHERED, Base, Op, Opcode, Place, Segment, Shift, Slot, View
 from cavs._function.domains import EDGE, STATIC, Domain
 
 
