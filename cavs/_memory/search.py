@@ -60,7 +60,8 @@ def fewest_parts(measure: Callable[[int], int], batch: int, budget: int | str) -
     found, known = fewest(measure, (n for n in range(1, batch + 1) if batch % n == 0), budget, MOST_COMPILED + 2)
     if found is None:
         least = -(-known[batch] // 1024)
-        raise BudgetError(f"fewest_parts: budget: got {budget} bytes; expected at least {least}KiB, for {batch} parts.")
+        text = f"fewest_parts: budget: got {budget} bytes; expected at least {least}KiB, for {batch} parts."
+        raise BudgetError(text, 1024 * least)
     return found, known[found]
 
 
