@@ -84,7 +84,7 @@ class Batch {
   int64_t children_of(int64_t inner_row) const { return before_[inner_row + 1] - before_[inner_row]; }
 
   Graphs g_;
-  int64_t num_graphs_, num_kinds_, num_vertices_, num_leaves_, num_edges_, height_, fan_in_, classes_;
+  int64_t num_graphs_, num_kinds_, num_vertices_, num_leaves_, num_inner_, num_edges_, height_, fan_in_, classes_;
   bool rooted_, forest_;
   std::vector<int64_t> shift_;                // (G,) a vertex's row in the graphs, minus its number in the batch
   std::vector<int32_t> begin_, root_, work_;  // (G + 1,) first vertex of each graph; (G,) first root; inner vertices
@@ -92,10 +92,11 @@ class Batch {
   std::vector<char> has_parent_;              // of the vertices of one graph
   std::vector<int32_t> count_;                // (levels * kinds,) vertices by key
   std::vector<int32_t> next_;                 // by key, where the next vertex goes
-  std::vector<int32_t> to_inner_;             // by key, from a place among the sorted vertices to one among the inner ones
+  std::vector<int32_t> to_inner_;             // by key, from a place among the sorted vertices to one among the inner ones; leaves < 0
   std::vector<int32_t> position_;             // (V,) place of each vertex among the sorted vertices
-  std::vector<int32_t> leaf_, inner_;         // vertices in schedule order: leaves by kind; inner vertices by kind, then height
-  std::vector<int32_t> before_;               // (I + 1,) edges before each inner vertex
+  std::vector<int32_t> order_, ends_;         // (V,) vertices in schedule order: leaves by kind, others by kind, then height; (V + 1,)
+  const int32_t* inner_;                      // (I,) the inner vertices of `order_`
+  int32_t* before_;                           // (I + 1,) edges before each of them, in `ends_`
   std::vector<int64_t> leaves_, inner_count_, edges_, inner_start_;  // by kind
   std::vector<Task> tasks_;
 };
@@ -148,12 +149,15 @@ void Batch::read_graph(int64_t graph, int64_t first, int64_t size) {
     count_[key]++;
     key_[first + v] = (int32_t)key;
     inner += height > 0;
-    fan_in_ = std::max(fan_in_, end - edge), num_edges_ += end - edge;
-    for (; edge < end; edge++) {
-      int64_t child = g_.children[edge];
-      require(child >= 0 && child < size, BAD_GRAPHS);
-      has_parent_[child] = 1;
-    }
+    fan_in_ = std::max(fan_in_, end - edge);
+  }
+  // The edges of a graph follow one another, as offsets ascend. A loop for each vertex would be one of 0, 2, 0, 0, 2, ... turns.
+  int64_t edge = g_.child_offsets[source], end = g_.child_offsets[source + size];
+  num_edges_ += end - edge;
+  for (; edge < end; edge++) {
+    int64_t child = g_.children[edge];
+    require(child >= 0 && child < size, BAD_GRAPHS);
+    has_parent_[child] = 1;
   }
   require(num_edges_ <= MOST, TOO_LARGE);
   work_[graph] = (int32_t)inner;
@@ -173,17 +177,16 @@ void Batch::place() {
     for (int64_t key = kinds + kind; key < keys; key += kinds) to_inner_[key] = (int32_t)at - next_[key], at += count_[key];
     inner_count_[kind] = at - inner_start_[kind];
   }
-  position_.resize(num_vertices_), leaf_.resize(num_leaves_), inner_.resize(at), before_.resize(at + 1);
+  num_inner_ = at;
+  for (int64_t key = 0; key < kinds; key++) to_inner_[key] = (int32_t)-num_leaves_;
+  position_.resize(num_vertices_), order_.resize(num_vertices_), ends_.resize(num_vertices_ + 1);
+  inner_ = order_.data() + num_leaves_, before_ = ends_.data() + num_leaves_;
   for (int64_t j = 0; j < num_graphs_; j++) {
     const int64_t* offsets = g_.child_offsets + shift_[j];
     for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
       int32_t key = key_[v], row = position_[v] = next_[key]++;
-      if (key < kinds) {
-        leaf_[row] = (int32_t)v;
-      } else {
-        int32_t inner = row + to_inner_[key];
-        inner_[inner] = (int32_t)v, before_[inner + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
-      }
+      int64_t place = num_leaves_ + row + to_inner_[key];
+      order_[place] = (int32_t)v, ends_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
     }
   }
 }
@@ -191,7 +194,7 @@ void Batch::place() {
 // Sums the numbers of children, so that `before_` says where those of each vertex begin.
 void Batch::count_edges() {
   edges_.resize(num_kinds_), before_[0] = 0;
-  for (size_t r = 1; r < before_.size(); r++) before_[r] += before_[r - 1];
+  for (int64_t r = 1; r <= num_inner_; r++) before_[r] += before_[r - 1];
   for (int64_t k = 0; k < num_kinds_; k++) edges_[k] = before_[inner_start_[k] + inner_count_[k]] - before_[inner_start_[k]];
 }
 
@@ -268,7 +271,7 @@ bool Batch::fits(const int64_t* layout) const {
   }
   if (num_vertices_ > layout[VERTICES] || num_graphs_ > layout[GRAPHS] || fan_in_ > layout[MOST_CHILDREN]) return false;
   if (num_tasks() > layout[TASKS]) return false;
-  if (layout[ARITY] && num_edges_ != layout[ARITY] * (int64_t)inner_.size()) return false;
+  if (layout[ARITY] && num_edges_ != layout[ARITY] * num_inner_) return false;
   if (layout[LEVELS] && (height_ > layout[LEVELS] || inner_kinds > 1)) return false;
   return (rooted_ || !layout[ROOTED]) && (forest_ || !layout[FOREST]);
 }
@@ -290,14 +293,14 @@ void repeat_first(int32_t* values, int64_t count, int64_t size) {
 void Batch::write_vertices(const int64_t* layout, int32_t* out) const {
   int32_t pad = (int32_t)layout[PAD], leaf_row = pad;
   out[layout[NUM_VERTICES]] = (int32_t)num_vertices_;
-  const int32_t* leaf = leaf_.data();
+  const int32_t* leaf = order_.data();
   int32_t *leaf_vertex = out + layout[LEAF_VERTEX], *inner_vertex = out + layout[INNER_VERTEX];
   for (int64_t k = 0; k < num_kinds_; k++) {
     int64_t leaf_size = layout[SIZES + k], inner_size = layout[SIZES + num_kinds_ + k];
     out[layout[LEAF_COUNT] + k] = (int32_t)leaves_[k], out[layout[INNER_COUNT] + k] = (int32_t)inner_count_[k];
     out[layout[LEAF_ROW] + k] = leaf_row, leaf_row += (int32_t)leaves_[k];
     std::copy_n(leaf, leaves_[k], leaf_vertex), repeat_first(leaf_vertex, leaves_[k], leaf_size);
-    std::copy_n(inner_.data() + inner_start_[k], inner_count_[k], inner_vertex);
+    std::copy_n(inner_ + inner_start_[k], inner_count_[k], inner_vertex);
     repeat_first(inner_vertex, inner_count_[k], inner_size);
     leaf += leaves_[k], leaf_vertex += leaf_size, inner_vertex += inner_size;
   }
@@ -398,21 +401,21 @@ void Batch::write_scripts(const int64_t* layout, int32_t* out) const {
 // Graphs are divided, in order, into parts of about equal work. Writes where each part of each level begins. The vertices of a
 // level are in the order of their numbers, as only one kind has children.
 void Batch::write_parts(const int64_t* layout, int32_t* starts) const {
-  int64_t parts = layout[PARTS], upto = 0, inner = std::max<int64_t>((int64_t)inner_.size(), 1), part = 0;
+  int64_t parts = layout[PARTS], upto = 0, inner = std::max<int64_t>(num_inner_, 1), part = 0;
   std::vector<int32_t> first(parts, (int32_t)num_vertices_);  // the first vertex of each part
   for (int64_t j = 0; j < num_graphs_; j++) {
     upto += work_[j];
     int64_t done = std::max<int64_t>(upto - work_[j] / 2 - 1, 0), mine = std::min(done * parts / inner, parts - 1);
     while (part <= mine) first[part++] = begin_[j];
   }
-  auto row = inner_.begin();
+  const int32_t* row = inner_;
   for (int64_t level = 1; level <= layout[LEVELS]; level++) {
-    auto end = row;
+    const int32_t* end = row;
     for (int64_t k = 0; k < num_kinds_ && level <= height_; k++) end += count_[level * num_kinds_ + k];
-    for (int32_t vertex : first) *starts++ = (int32_t)(std::lower_bound(row, end, vertex) - inner_.begin());
+    for (int32_t vertex : first) *starts++ = (int32_t)(std::lower_bound(row, end, vertex) - inner_);
     row = end;
   }
-  *starts = (int32_t)inner_.size();
+  *starts = (int32_t)num_inner_;
 }
 
 // Runs a function, and returns `DONE` or why it failed.
