@@ -19,14 +19,7 @@ _EXPECTED = (
 
 
 class BudgetError(ValueError):
-    """No plan fits the budget. The message names the smallest budget that a plan fits, and what needs the most memory.
-
-    `least`: that budget, in bytes, if [`cavs.memory.fewest_parts`][] raised the error.
-    """
-
-    def __init__(self, text: str, least: int | None = None):
-        super().__init__(text)
-        self.least = least
+    """No plan fits the budget. The message names the smallest budget that a plan fits, and what needs the most memory."""
 
 
 def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argument: str = "budget") -> int | str | None:

@@ -31,7 +31,9 @@ _LEAST, _LEAST_ON_GPU, _ROUNDINGS = 1e-4, 1e-2, 4
 _WORTH_TRYING = 1.1  # fewer parts than those that fit are compiled if they are estimated to need this share of the budget
 
 
-def fewest_parts(measure: Callable[[int], int], batch: int, budget: int | str) -> tuple[int, int]:
+def fewest_parts(
+    measure: Callable[[int], int], batch: int, budget: int | str, argument: str = "fewest_parts: budget"
+) -> tuple[int, int]:
     """Finds the fewest parts of a batch with which a training step fits a budget, by compiling a few of them.
 
     What a step needs is nearly a + b / parts, so a line through two numbers of parts predicts the others.
@@ -48,6 +50,7 @@ def fewest_parts(measure: Callable[[int], int], batch: int, budget: int | str) -
         measure: compiles the step of a batch in this many parts, and returns the bytes that it needs.
         batch: the graphs of a batch. The parts have equally many.
         budget: bytes; "min" for parts of one graph.
+        argument: named by errors.
 
     Returns:
         The number of parts, and the bytes that were measured for it.
@@ -60,8 +63,9 @@ def fewest_parts(measure: Callable[[int], int], batch: int, budget: int | str) -
     found, known = fewest(measure, (n for n in range(1, batch + 1) if batch % n == 0), budget, MOST_COMPILED + 2)
     if found is None:
         least = -(-known[batch] // 1024)
-        text = f"fewest_parts: budget: got {budget} bytes; expected at least {least}KiB, for {batch} parts."
-        raise BudgetError(text, 1024 * least)
+        raise BudgetError(
+            f"{argument}: got {budget} bytes; expected at least {least}KiB, for {batch} parts, or a smaller model."
+        )
     return found, known[found]
 
 

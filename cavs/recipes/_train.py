@@ -78,13 +78,7 @@ class Run:
             budget = cavs.memory.bytes_of(float(memory) if fraction else memory, "train", "--memory")
         except ValueError as error:
             raise Mistake(str(error)) from error
-        try:
-            parts, needed = cavs.memory.fewest_parts(self._measure, batch, budget or "min")
-        except cavs.memory.BudgetError as error:
-            if error.least is None:
-                raise
-            least = f"{error.least // 1024}KiB, which a step needs in {batch} parts"
-            raise Mistake(f"--memory: got {memory!r}; expected at least {least}. Or lower --hidden.") from error
+        parts, needed = cavs.memory.fewest_parts(self._measure, batch, budget or "min", "--memory")
         return parts, batch // parts, needed
 
     def _measure(self, parts: int) -> int:

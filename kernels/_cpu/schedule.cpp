@@ -92,11 +92,12 @@ class Batch {
   std::vector<char> has_parent_;              // of the vertices of one graph
   std::vector<int32_t> count_;                // (levels * kinds,) vertices by key
   std::vector<int32_t> next_;                 // by key, where the next vertex goes
-  std::vector<int32_t> to_inner_;             // by key, from a place among the sorted vertices to one among the inner ones; leaves < 0
+  std::vector<int32_t> to_inner_;             // by key, from a place among the sorted vertices to one among the inner ones (leaves: < 0)
   std::vector<int32_t> position_;             // (V,) place of each vertex among the sorted vertices
-  std::vector<int32_t> order_, ends_;         // (V,) vertices in schedule order: leaves by kind, others by kind, then height; (V + 1,)
-  const int32_t* inner_;                      // (I,) the inner vertices of `order_`
-  int32_t* before_;                           // (I + 1,) edges before each of them, in `ends_`
+  std::vector<int32_t> order_;                // (V,) vertices in schedule order: leaves by kind; inner vertices by kind, then height
+  std::vector<int32_t> edges_before_;         // (V + 1,) edges before each of them
+  const int32_t* inner_;                      // (I,) the inner vertices in `order_`
+  int32_t* before_;                           // (I + 1,) the edges before them in `edges_before_`
   std::vector<int64_t> leaves_, inner_count_, edges_, inner_start_;  // by kind
   std::vector<Task> tasks_;
 };
@@ -151,7 +152,7 @@ void Batch::read_graph(int64_t graph, int64_t first, int64_t size) {
     inner += height > 0;
     fan_in_ = std::max(fan_in_, end - edge);
   }
-  // The edges of a graph follow one another, as offsets ascend. A loop for each vertex would be one of 0, 2, 0, 0, 2, ... turns.
+  // The edges of a graph lie side by side, as offsets ascend. Processors mispredict the ends of a short loop for each vertex.
   int64_t edge = g_.child_offsets[source], end = g_.child_offsets[source + size];
   num_edges_ += end - edge;
   for (; edge < end; edge++) {
@@ -163,7 +164,8 @@ void Batch::read_graph(int64_t graph, int64_t first, int64_t size) {
   work_[graph] = (int32_t)inner;
 }
 
-// The counting sort. Graphs are read one after another, which writes to each level in order.
+// The counting sort. Graphs are read one after another, which writes to each level in order. Leaves count their edges, too: whether
+// the next vertex is a leaf is a branch that processors mispredict.
 void Batch::place() {
   int64_t keys = (int64_t)count_.size(), kinds = num_kinds_;
   next_.resize(keys), to_inner_.resize(keys);
@@ -179,14 +181,14 @@ void Batch::place() {
   }
   num_inner_ = at;
   for (int64_t key = 0; key < kinds; key++) to_inner_[key] = (int32_t)-num_leaves_;
-  position_.resize(num_vertices_), order_.resize(num_vertices_), ends_.resize(num_vertices_ + 1);
-  inner_ = order_.data() + num_leaves_, before_ = ends_.data() + num_leaves_;
+  position_.resize(num_vertices_), order_.resize(num_vertices_), edges_before_.resize(num_vertices_ + 1);
+  inner_ = order_.data() + num_leaves_, before_ = edges_before_.data() + num_leaves_;
   for (int64_t j = 0; j < num_graphs_; j++) {
     const int64_t* offsets = g_.child_offsets + shift_[j];
     for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
       int32_t key = key_[v], row = position_[v] = next_[key]++;
       int64_t place = num_leaves_ + row + to_inner_[key];
-      order_[place] = (int32_t)v, ends_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
+      order_[place] = (int32_t)v, edges_before_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
     }
   }
 }
