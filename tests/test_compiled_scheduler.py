@@ -16,7 +16,7 @@ import pytest
 import cavs
 from cavs._schedule import batches
 from cavs._schedule.batches import CompiledBatch, Source, StackScheduler
-from cavs._schedule.memory import Recycled, pinned
+from cavs._schedule.memory import Recycled, aligned, pinned
 from cavs._schedule.shape import Shape
 from cavs._schedule.shape_choice import NoRoom, Options, bound, counts_of, few_shapes
 from cavs._schedule.tasks import Cut
@@ -40,6 +40,18 @@ OPTIONS: list[dict[str, Any]] = [
 
 if schedule_library() is None and compiler() is None:
     pytest.skip("the system has no C++ compiler", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def memory_holds_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules are written over numbers that are wrong everywhere."""
+
+    def used(*dims: int) -> np.ndarray:
+        found = aligned(*dims)
+        found[...] = -12345
+        return found
+
+    monkeypatch.setattr(batches, "aligned", used)
 
 
 def test_the_library_is_compiled() -> None:

@@ -3,10 +3,11 @@
 //
 // Arrays that `Graphs.build` did not check cannot make it read or write out of bounds: whatever is used as an index is compared first.
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <new>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -75,6 +76,7 @@ class Batch {
   void cut_run(const Cut& cut, int64_t level, int64_t kind, int64_t row, int64_t start, int64_t count);
   void add_task(const Cut& cut, int64_t cls, int64_t level, int64_t kind, int64_t row, int64_t start, int64_t size);
   bool fits(const int64_t* layout) const;
+  void clear_small(const int64_t* layout, int32_t* out) const;
   void write_vertices(const int64_t* layout, int32_t* out) const;
   void write_edges(const int64_t* layout, int32_t* out) const;
   void write_tasks(const int64_t* layout, int32_t* out) const;
@@ -82,13 +84,14 @@ class Batch {
   void write_parts(const int64_t* layout, int32_t* starts) const;
 
   int64_t children_of(int64_t inner_row) const { return before_[inner_row + 1] - before_[inner_row]; }
+  bool all_have_as_many() const { return num_edges_ == fan_in_ * num_inner_; }  // children
+  int64_t key_of(int64_t row) const { return g_.height[row] * num_kinds_ + (g_.kind ? g_.kind[row] : 0); }  // of a row of the graphs
 
   Graphs g_;
   int64_t num_graphs_, num_kinds_, num_vertices_, num_leaves_, num_inner_, num_edges_, height_, fan_in_, classes_;
   bool rooted_, forest_;
   std::vector<int64_t> shift_;                // (G,) a vertex's row in the graphs, minus its number in the batch
   std::vector<int32_t> begin_, root_, work_;  // (G + 1,) first vertex of each graph; (G,) first root; inner vertices
-  std::vector<int32_t> key_;                  // (V,) height * kinds + kind
   std::vector<char> has_parent_;              // of the vertices of one graph
   std::vector<int32_t> count_;                // (levels * kinds,) vertices by key
   std::vector<int32_t> next_;                 // by key, where the next vertex goes
@@ -118,7 +121,7 @@ void Batch::sort(const Graphs& graphs, const int64_t* index, int64_t count) {
     begin_[j + 1] = (int32_t)vertices;
   }
   num_vertices_ = vertices, num_edges_ = fan_in_ = 0, rooted_ = true;
-  key_.resize(vertices), count_.assign(num_kinds_, 0);
+  count_.assign(num_kinds_, 0);
   int64_t roots = 0;
   for (int64_t j = 0; j < count; j++) {
     int64_t first = begin_[j], size = begin_[j + 1] - first;
@@ -148,7 +151,6 @@ void Batch::read_graph(int64_t graph, int64_t first, int64_t size) {
     require(key < MOST, TOO_LARGE);
     if (key >= (int64_t)count_.size()) count_.resize((height + 1) * num_kinds_, 0);
     count_[key]++;
-    key_[first + v] = (int32_t)key;
     inner += height > 0;
     fan_in_ = std::max(fan_in_, end - edge);
   }
@@ -183,12 +185,15 @@ void Batch::place() {
   for (int64_t key = 0; key < kinds; key++) to_inner_[key] = (int32_t)-num_leaves_;
   position_.resize(num_vertices_), order_.resize(num_vertices_), edges_before_.resize(num_vertices_ + 1);
   inner_ = order_.data() + num_leaves_, before_ = edges_before_.data() + num_leaves_;
+  const bool regular = all_have_as_many();
   for (int64_t j = 0; j < num_graphs_; j++) {
     const int64_t* offsets = g_.child_offsets + shift_[j];
     for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
-      int32_t key = key_[v], row = position_[v] = next_[key]++;
+      int64_t key = key_of(v + shift_[j]);
+      int32_t row = position_[v] = next_[key]++;
       int64_t place = num_leaves_ + row + to_inner_[key];
-      order_[place] = (int32_t)v, edges_before_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
+      order_[place] = (int32_t)v;
+      if (!regular) edges_before_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
     }
   }
 }
@@ -196,7 +201,8 @@ void Batch::place() {
 // Sums the numbers of children, so that `before_` says where those of each vertex begin.
 void Batch::count_edges() {
   edges_.resize(num_kinds_), before_[0] = 0;
-  for (int64_t r = 1; r <= num_inner_; r++) before_[r] += before_[r - 1];
+  const bool regular = all_have_as_many();
+  for (int64_t r = 1; r <= num_inner_; r++) before_[r] = regular ? (int32_t)(r * fan_in_) : before_[r] + before_[r - 1];
   for (int64_t k = 0; k < num_kinds_; k++) edges_[k] = before_[inner_start_[k] + inner_count_[k]] - before_[inner_start_[k]];
 }
 
@@ -280,16 +286,30 @@ bool Batch::fits(const int64_t* layout) const {
 
 void Batch::write(const int64_t* layout, int32_t* out) const {
   require(fits(layout), NO_ROOM);
-  memset(out, 0, layout[LENGTH] * sizeof *out);
+  clear_small(layout, out);
   write_vertices(layout, out);
   write_edges(layout, out);
   write_tasks(layout, out);
   if (layout[LEVELS]) write_scripts(layout, out);
 }
 
+// Zeros all arrays but the large ones, which `write_vertices` and `write_edges` fill: memory is what limits many threads.
+void Batch::clear_small(const int64_t* layout, int32_t* out) const {
+  const int64_t *leaves = layout + SIZES, *inner = leaves + num_kinds_, *edges = inner + num_kinds_, *end = edges + num_kinds_;
+  std::vector<std::array<int64_t, 2>> large = {  // where each begins, and its size
+      {layout[LEAF_VERTEX], std::accumulate(leaves, inner, int64_t(0))}, {layout[INNER_VERTEX], std::accumulate(inner, edges, int64_t(0))},
+      {layout[EDGE_CHILD], std::accumulate(edges, end, int64_t(0))}, {layout[ROW], layout[VERTICES]}};
+  for (int64_t f = 0; f < FIELDS && g_.fields[f]; f++) large.push_back({layout[FIELD + f], layout[VERTICES]});
+  if (layout[LEVELS] && layout[FOREST]) large.push_back({layout[PARENT_EDGE], layout[ROWS]});
+  std::sort(large.begin(), large.end());
+  int64_t done = 0;
+  for (auto [begin, size] : large) std::fill(out + done, out + begin, 0), done = begin + size;
+  std::fill(out + done, out + layout[LENGTH], 0);
+}
+
 // Repeats the first of `count` values up to `size`, so that padding computes what a real row computes.
 void repeat_first(int32_t* values, int64_t count, int64_t size) {
-  if (count) std::fill(values + count, values + size, values[0]);
+  std::fill(values + count, values + size, count ? values[0] : 0);
 }
 
 void Batch::write_vertices(const int64_t* layout, int32_t* out) const {
@@ -306,7 +326,9 @@ void Batch::write_vertices(const int64_t* layout, int32_t* out) const {
     repeat_first(inner_vertex, inner_count_[k], inner_size);
     leaf += leaves_[k], leaf_vertex += leaf_size, inner_vertex += inner_size;
   }
-  for (int64_t v = 0; v < num_vertices_; v++) out[layout[ROW] + v] = position_[v] + pad;
+  int32_t* row = out + layout[ROW];
+  for (int64_t v = 0; v < num_vertices_; v++) row[v] = position_[v] + pad;
+  std::fill(row + num_vertices_, row + layout[VERTICES], 0);
   int32_t* end = std::copy(begin_.begin() + 1, begin_.end(), out + layout[GRAPH_END]);
   std::fill(end, out + layout[GRAPH_END] + layout[GRAPHS], (int32_t)num_vertices_);  // graphs that a server adds
   if (rooted_) {
@@ -336,7 +358,7 @@ void Batch::write_edges(const int64_t* layout, int32_t* out) const {
     const int64_t* offsets = g_.child_offsets + shift_[j];
     const int32_t* position = position_.data() + begin_[j];
     for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
-      int64_t key = key_[v], edge = offsets[v], end = offsets[v + 1];
+      int64_t key = key_of(v + shift_[j]), edge = offsets[v], end = offsets[v + 1];
       if (key < num_kinds_) continue;
       int32_t number = before_[position_[v] + to_inner_[key]], *to = of_key[key];
       for (; edge < end; edge++, number++) {
