@@ -84,7 +84,7 @@ class Batch {
   void write_parts(const int64_t* layout, int32_t* starts) const;
 
   int64_t children_of(int64_t inner_row) const { return before_[inner_row + 1] - before_[inner_row]; }
-  bool all_have_as_many() const { return num_edges_ == fan_in_ * num_inner_; }  // children
+  bool regular() const { return num_edges_ == fan_in_ * num_inner_; }  // whether all inner vertices have as many children
   int64_t key_of(int64_t row) const { return g_.height[row] * num_kinds_ + (g_.kind ? g_.kind[row] : 0); }  // of a row of the graphs
 
   Graphs g_;
@@ -185,7 +185,7 @@ void Batch::place() {
   for (int64_t key = 0; key < kinds; key++) to_inner_[key] = (int32_t)-num_leaves_;
   position_.resize(num_vertices_), order_.resize(num_vertices_), edges_before_.resize(num_vertices_ + 1);
   inner_ = order_.data() + num_leaves_, before_ = edges_before_.data() + num_leaves_;
-  const bool regular = all_have_as_many();
+  const bool ragged = !regular();
   for (int64_t j = 0; j < num_graphs_; j++) {
     const int64_t* offsets = g_.child_offsets + shift_[j];
     for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
@@ -193,7 +193,7 @@ void Batch::place() {
       int32_t row = position_[v] = next_[key]++;
       int64_t place = num_leaves_ + row + to_inner_[key];
       order_[place] = (int32_t)v;
-      if (!regular) edges_before_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
+      if (ragged) edges_before_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
     }
   }
 }
@@ -201,8 +201,11 @@ void Batch::place() {
 // Sums the numbers of children, so that `before_` says where those of each vertex begin.
 void Batch::count_edges() {
   edges_.resize(num_kinds_), before_[0] = 0;
-  const bool regular = all_have_as_many();
-  for (int64_t r = 1; r <= num_inner_; r++) before_[r] = regular ? (int32_t)(r * fan_in_) : before_[r] + before_[r - 1];
+  if (regular()) {
+    for (int64_t r = 1; r <= num_inner_; r++) before_[r] = (int32_t)(r * fan_in_);
+  } else {
+    for (int64_t r = 1; r <= num_inner_; r++) before_[r] += before_[r - 1];
+  }
   for (int64_t k = 0; k < num_kinds_; k++) edges_[k] = before_[inner_start_[k] + inner_count_[k]] - before_[inner_start_[k]];
 }
 
