@@ -224,6 +224,7 @@ def _lower(context: Any, *operands: Any, call: Any, rules: Rules) -> Any:
 
 
 ruled_p.def_impl(always_compiled(_run))
+ruled_p.to_lojax = _run  # JAX first lowers what it calls high, such as the calls of `custom_root`, wherever it is inside
 ruled_p.def_effectful_abstract_eval(types_of)
 partial_eval.custom_staging_rules[ruled_p] = _stage
 ad.primitive_jvps[ruled_p] = _push
