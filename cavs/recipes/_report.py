@@ -146,10 +146,11 @@ class Messages:
         speed = f"fastest epoch {min(whole):.2f} s of {len(run.loader)} steps; " if whole else ""
         self.print(f"{seconds:.0f} s in total; {speed}programs compiled for training: {run.step.compilations}")
         self.print(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png")
+        epochs = 2 * math.ceil(max(recipe.options.epochs, *(record["epoch"] for record in keeper.history)))
         for words, what in (
             (f"predict {folder} FILE", recipe.shows),
             (f"evaluate {folder} FILE", "score it on another file"),
-            (f"{self._resume()} --epochs {2 * recipe.options.epochs}", "train longer"),
+            (f"{self._resume()} --epochs {epochs}", "train longer"),
         ):
             self.print(f"  {escape(self.command)} {escape(words):44}  [dim]{what}[/]")
 
