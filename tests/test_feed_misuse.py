@@ -57,6 +57,11 @@ def test_a_state_that_a_step_has_taken_is_named():
             TypeError,
             r"save_params: path: got a dict; .* Write save_params\(params, path\)",
         ),
+        (
+            lambda: cavs.io.save_checkpoint({}, "run.npz", {"step": 3}),
+            TypeError,
+            "save_checkpoint: loaders: got a dict; expected cavs.data.Loader. Put other values into the state",
+        ),
         (lambda: cavs.data.example("reviews"), ValueError, "name: got 'reviews'; expected one of 'reviews.dev'"),
     ],
 )

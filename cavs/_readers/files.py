@@ -29,7 +29,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     Raises `OSError` if the file cannot be written, or there is something else than a regular file, such as a folder or a
     device.
     """
-    path = target_of(path)
+    given, path = path, target_of(path)
     folder, name = os.path.split(path)
     # The name is unique, because two processes may write the same file at once.
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
@@ -42,6 +42,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(folder or os.curdir)
+    except OSError as error:
+        if error.filename == temporary:
+            error.filename = os.fspath(given)
+        raise
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
