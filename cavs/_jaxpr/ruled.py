@@ -206,7 +206,8 @@ def _batch(
     if all(d is None for d in dims):
         outs = ruled_p.bind(*operands, call=call, rules=rules)
         return outs, [None] * len(outs)
-    outs = rules.batch(mapping(axis), list(dims), list(operands))
+    # The constants of a jaxpr may be arrays of NumPy.
+    outs = rules.batch(mapping(axis), list(dims), [jnp.asarray(x) for x in operands])
     return outs, [0] * len(outs)
 
 
