@@ -102,6 +102,10 @@ def test_the_next_command_trains_longer_than_the_run(run, capsys):
     assert cli.main(["train", "--resume", "run", "--epochs", "1"]) == 0
     assert "nothing is left to train" in (out := capsys.readouterr().out)
     assert out.count("--resume run --epochs 6 ") == 2
+    assert cli.main(["train", "--resume", "run", "--epochs", "9", "--max-steps", "13"]) == 0  # the fourth epoch has four steps
+    assert "--resume run --max-steps 26 " in capsys.readouterr().out
+    assert cli.main(["train", "--resume", "run", "--max-steps", "0", "--patience", "1"]) == 0
+    assert "--resume run --patience 2 " in capsys.readouterr().out
 
 
 def test_a_run_from_before_an_option_existed_takes_its_default(run, capsys):
