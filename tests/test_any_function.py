@@ -218,6 +218,25 @@ def root(p: Any, v: cavs.Vertex) -> None:
     done(v, jax.lax.custom_root(lambda h: h + jnp.sin(h) / 8 - x, x, turn, lambda f, y: y / f(jnp.ones_like(y))))
 
 
+@jax.custom_vjp
+def weighed(x: Any, table: Any) -> Any:
+    return x * table.sum()
+
+
+def _weighed_back(saved: Any, ct: Any) -> Any:
+    x, table = saved
+    total = jax.lax.fori_loop(0, len(table), lambda i, total: total + ct * table[i], jnp.zeros_like(ct))
+    return total, jnp.full_like(table, (ct * x).sum())
+
+
+weighed.defvjp(lambda x, table: (weighed(x, table), (x, table)), _weighed_back)
+
+
+def of_constants(p: Any, v: cavs.Vertex) -> None:
+    """A rule that reads a constant of F by a traced index, as that of `jax.experimental.ode.odeint` does."""
+    done(v, jnp.tanh(v.pull() + weighed(v.gather_all(lambda s: s * p["b"]), jnp.array([0.5, 2.0, -1.0]))))
+
+
 def test_operations_without_a_derivative_run_forward() -> None:
     graphs = GRAPHS["odd"]
     params, x = params_and_inputs(graphs)
@@ -227,7 +246,7 @@ def test_operations_without_a_derivative_run_forward() -> None:
         jax.grad(lambda p: cavs.run(F, p, sched, x).sum())(params)
 
 
-@pytest.mark.parametrize("fn", [stopped, root])
+@pytest.mark.parametrize("fn", [stopped, root, of_constants])
 def test_gradients_around_and_by_rules_of_jax(fn: Any) -> None:
     graphs = GRAPHS["odd"]
     params, x = params_and_inputs(graphs)
