@@ -11,12 +11,15 @@ from typing import IO
 NOT_REGULAR = "is not a regular file"
 
 
-def check_path(function: str, path: object, cure: str = "") -> None:
-    """Raises a `TypeError`, whose text `cure` ends, if `path` is no path, such as another argument of `function`."""
+def check_path(function: str, path: object, cure: str = "", argument: str = "path", what: str = "a file") -> None:
+    """Raises a `TypeError`, whose text `cure` ends, if `path` is no path, such as another argument of `function`.
+
+    `argument`: its name. `what`: what it is the path of.
+    """
     if not isinstance(path, str | os.PathLike):
         hint = "For the lines of an open file write cavs.read_trees(file)." if hasattr(path, "read") else cure
-        expected = "expected the path of a file, as str or pathlib.Path"
-        raise TypeError(f"{function}: path: got a {type(path).__name__}; {expected}. {hint}".rstrip())
+        expected = f"expected the path of {what}, as str or pathlib.Path"
+        raise TypeError(f"{function}: {argument}: got a {type(path).__name__}; {expected}. {hint}".rstrip())
 
 
 @contextlib.contextmanager
