@@ -201,6 +201,61 @@ def test_loops_of_any_length_run_forward() -> None:
         jax.grad(lambda p: cavs.run(F, p, sched, x).sum())(params)
 
 
+def called_back(p: Any, v: cavs.Vertex) -> None:
+    x = jnp.tanh(v.pull() + v.gather_all() + p["b"])
+    done(v, jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims"))
+
+
+def stopped(p: Any, v: cavs.Vertex) -> None:
+    x = jax.lax.stop_gradient(v.pull() + v.gather_all())
+    done(v, jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims") * p["b"])
+
+
+def root(p: Any, v: cavs.Vertex) -> None:
+    """JAX 0.11 has a primitive for this that it lowers in two stages."""
+    x = v.pull() + v.gather_all(lambda s: s * p["b"])
+    turn = lambda f, h: jax.lax.fori_loop(0, 40, lambda _, h: h - f(h), h)  # noqa: E731
+    done(v, jax.lax.custom_root(lambda h: h + jnp.sin(h) / 8 - x, x, turn, lambda f, y: y / f(jnp.ones_like(y))))
+
+
+@jax.custom_vjp
+def weighed(x: Any, table: Any) -> Any:
+    return x * table.sum()
+
+
+def _weighed_back(saved: Any, ct: Any) -> Any:
+    x, table = saved
+    total = jax.lax.fori_loop(0, len(table), lambda i, total: total + ct * table[i], jnp.zeros_like(ct))
+    return total, jnp.full_like(table, (ct * x).sum())
+
+
+weighed.defvjp(lambda x, table: (weighed(x, table), (x, table)), _weighed_back)
+
+
+def of_constants(p: Any, v: cavs.Vertex) -> None:
+    """A rule that reads a constant of F by a traced index, as that of `jax.experimental.ode.odeint` does."""
+    done(v, jnp.tanh(v.pull() + weighed(v.gather_all(lambda s: s * p["b"]), jnp.array([0.5, 2.0, -1.0]))))
+
+
+def test_operations_without_a_derivative_run_forward() -> None:
+    graphs = GRAPHS["odd"]
+    params, x = params_and_inputs(graphs)
+    F, sched = cavs.VertexFunction(called_back, state=(H,)), cavs.schedule(graphs)
+    assert_close(cavs.run(F, params, sched, x), cavs.interpret(F, params, graphs, x), 1e-12)
+    with pytest.raises(TypeError, match=r"got pure_callback \(.*test_any_function.py, line .* in called_back"):
+        jax.grad(lambda p: cavs.run(F, p, sched, x).sum())(params)
+
+
+@pytest.mark.parametrize("fn", [stopped, root, of_constants])
+def test_gradients_around_and_by_rules_of_jax(fn: Any) -> None:
+    graphs = GRAPHS["odd"]
+    params, x = params_and_inputs(graphs)
+    F, sched = cavs.VertexFunction(fn, state=(H,)), cavs.schedule(graphs)
+    run = lambda p: (cavs.run(F, p, sched, x) ** 2).sum()  # noqa: E731
+    found, same = (jax.value_and_grad(f)(params) for f in (run, lambda p: (cavs.interpret(F, p, graphs, x) ** 2).sum()))
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-9), found, same)
+
+
 def escapes(p: Any, v: cavs.Vertex) -> None:
     kept = []
     v.gather_all(lambda s: kept.append(s) or s)

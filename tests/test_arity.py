@@ -45,6 +45,17 @@ def of_kinds(most: dict[str, int], seed: int) -> cavs.Graphs:
     return dataclasses.replace(joined(graphs), kind=np.array(kinds, np.int32), kind_names=NAMES)
 
 
+def test_children_are_named_by_integers_of_numpy_too() -> None:
+    def F(p: Any, v: cavs.Vertex) -> None:
+        h = v.pull() + sum(jnp.where(v.has_child(k), v.gather(k), 2) for k in np.arange(3))  # type: ignore[arg-type]
+        v.scatter(h)
+        v.push(h)
+
+    graphs = from_children([[], [0], [1, 0, 1]])
+    f = cavs.VertexFunction(F, state=(), arity=np.max([2, 3]))  # type: ignore[arg-type]
+    assert cavs.run(f, {}, cavs.schedule(graphs), np.ones(3, np.float32)).tolist() == [7, 12, 32]
+
+
 @pytest.mark.parametrize("arity", [1, 3, 5])
 @pytest.mark.parametrize("seed", few(range(4), 2))
 def test_children_are_counted_kind_by_kind(arity: int, seed: int) -> None:

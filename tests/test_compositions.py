@@ -158,6 +158,18 @@ def test_what_replaces_a_function() -> None:
     assert_close(twice(loop), twice(plain), 1e-12)
 
 
+def test_closed_over_schedules() -> None:
+    """What `recompute` closes over becomes constants, which JAX keeps as arrays of NumPy."""
+    graphs, x = cavs.from_lengths([3, 5]), jnp.arange(32, dtype=jnp.float32).reshape(8, 4) / 32
+    F = cavs.vertex_programs.ElmanRNN(4, 4)
+    params = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), F.init(jax.random.key(0)))
+    sched = cavs.schedule(graphs)
+    loss = lambda p: (cavs.run(F.vertex_function(), p, sched, x) ** 2).sum()  # noqa: E731
+    each = [jax.grad(loss)(jax.tree.map(lambda x, i=i: x[i], params)) for i in (0, 1)]
+    found = jax.vmap(jax.grad(cavs.memory.recompute(loss)))(params)
+    assert_close(found, jax.tree.map(lambda *xs: jnp.stack(xs), *each), 1e-5)
+
+
 def test_closed_over_by_parts() -> None:
     """What a loss closes over is differentiated and batched, too."""
     stacks, w = [jnp.arange(16.0).reshape(4, 2, 2) / 8], jnp.eye(2)

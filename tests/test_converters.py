@@ -102,6 +102,7 @@ WRONG = [
     (lambda: cavs.from_lengths([2, 1], label=[1, 2]), "label: got 2 values; expected 3"),
     (lambda: cavs.from_parents([1, -1]), r"expected a list of arrays.*from_parents\(\[parents\]\)"),
     (lambda: cavs.from_parents(np.array([1, -1])), r"from_parents\(\[parents\]\)"),
+    (lambda: cavs.from_parents(None), r"parents: got a NoneType; expected a list of arrays"),  # type: ignore[arg-type]
     (lambda: cavs.from_parents([[-1], [0, 2]]), r"parents\[1\]\[1\]: got 2; expected -1 \(a root\) or .* 0 to 1"),
     (lambda: cavs.from_parents([[-2]]), r"parents\[0\]\[0\]: got -2"),
     (lambda: cavs.from_parents([[-1], [1, 0]]), "a cycle in graph 1"),

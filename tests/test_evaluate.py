@@ -110,7 +110,12 @@ def test_what_cannot_be_predicted_is_named():
         (
             cavs.data.Loader(graphs, 3),
             "vertices",
-            r"fun: got an array of shape \(2,\); expected a row for each of the vertices",
+            r"fun: got an array of shape \(2,\) of a batch of 3 graphs; .* a row for each of the vertices. Write rows='graphs'",
+        ),
+        (
+            cavs.data.Loader(graphs, 1),
+            "graphs",
+            r"fun: got an array of shape \(2,\) of a batch of 1 graph; .* a row for each of the graphs. Write rows='vertices'",
         ),
     ):
         with pytest.raises(ValueError, match=text):

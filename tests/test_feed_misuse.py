@@ -57,6 +57,11 @@ def test_a_state_that_a_step_has_taken_is_named():
             TypeError,
             r"save_params: path: got a dict; .* Write save_params\(params, path\)",
         ),
+        (
+            lambda: cavs.io.save_checkpoint({}, "run.npz", {"step": 3}),
+            TypeError,
+            "save_checkpoint: loaders: got a dict; expected cavs.data.Loader. Put other values into the state",
+        ),
         (lambda: cavs.data.example("reviews"), ValueError, "name: got 'reviews'; expected one of 'reviews.dev'"),
     ],
 )
@@ -171,6 +176,10 @@ def test_numbers_of_a_state_that_jax_would_cut(meshed, of_32_bits):
         (
             lambda state: ({"w": state["w"][:1]}, 1.0),
             r"step: one: returned a state whose \['w'\] is float32\[1\]; expected float32\[2\]",
+        ),
+        (
+            lambda state: (state, {"loss": 1.0, "name": "a"}),
+            r"step: one: metrics: got a str at \['name'\]; expected only arrays",
         ),
         (lambda state: (state["w"], 1.0), "step: one: returned a state of structure .*; expected that of the old state"),
     ],

@@ -103,6 +103,31 @@ def test_limits_can_be_raised(tmp_path: Path) -> None:
     assert patient.best is not None and len(patient.history) == patient.best["epoch"] + 2 < 50
 
 
+def test_a_score_that_is_no_number_is_the_lowest(tmp_path: Path) -> None:
+    """As an accuracy of no labels. The first one would be the best for ever, as no number is above it."""
+    scores = iter([np.nan, 0.1, np.nan, jnp.float32(0.3), 0.2])
+    loader = cavs.data.Loader(GRAPHS, 4, seed=3, steps=2, last="pad", shapes=1)
+    keeper = cavs.data.Keeper(tmp_path, loader, lambda sums: next(scores), epochs=5, patience=3)
+    run(keeper)
+    assert keeper.best is not None and keeper.best["epoch"] == 4 and len(keeper.history) == 5
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "text"),
+    [
+        ({"folder": 3}, TypeError, "Keeper: folder: got a int; expected the path of a folder"),
+        ({"loader": GRAPHS}, TypeError, "Keeper: loader: got a Graphs; expected the cavs.data.Loader of the loop"),
+        ({"score": 0.5}, TypeError, "Keeper: score: got a float; expected a function of 1 argument, .sums."),
+        ({"epochs": "3"}, ValueError, "Keeper: epochs: got '3'; expected an int >= 0"),
+        ({"patience": -1}, ValueError, "Keeper: patience: got -1; expected an int >= 0"),
+    ],
+)
+def test_wrong_arguments_are_named(tmp_path: Path, how: dict[str, Any], error: type[Exception], text: str) -> None:
+    given: dict[str, Any] = {"folder": tmp_path, "loader": cavs.data.Loader(GRAPHS, 4), "score": score, "epochs": 1}
+    with pytest.raises(error, match=text):
+        cavs.data.Keeper(**given | how)
+
+
 def test_a_run_goes_on_in_the_next_epoch_with_other_batches_and_not_within_one(tmp_path: Path) -> None:
     run(keep(tmp_path, epochs=1))
     loader = cavs.data.Loader(GRAPHS, 4, seed=3, steps=1, last="pad", shapes=1)

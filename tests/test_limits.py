@@ -98,6 +98,10 @@ def looped(p: Any, v: Any) -> Any:
     return jax.lax.fori_loop(0, v.num_children() + 1, lambda i, h: jnp.tanh(h @ p["u"]), v.gather(0) + v.pull() @ p["w"])
 
 
+def called_back(x: Any) -> Any:
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims")
+
+
 def gradient(fn: Any) -> Any:
     F = cavs.VertexFunction(fn, state=(H,), arity=1)
     return jax.grad(lambda p: cavs.run(F, p, SCHED, X).sum())(PARAMS)
@@ -208,6 +212,11 @@ CASES = {
     ),
     "the gradient of a loop inside `F` whose number of iterations depends on values": case(
         "test_limits.py, line", lambda _: gradient(of(looped))
+    ),
+    "the gradient of another operation inside `F` of which JAX has none, such as `jax.pure_callback`": case(
+        "F: got pure_callback .*test_limits.py, line .*of which JAX has no reverse derivative .*jax.custom_vjp",
+        lambda _: gradient(of(lambda p, v: called_back(v.gather(0) @ p["u"]))),
+        lambda _: gradient(of(lambda p, v: called_back(v.pull() @ p["w"]) if v.is_leaf() else v.gather(0) + p["u"][0])),
     ),
     "reverse over reverse of `cavs.run`, as `jax.grad` of `jax.grad`, and reverse over forward": case(
         "run: got a second derivative in reverse mode",

@@ -315,7 +315,7 @@ def test_amounts_of_memory(budget, want):
     assert bytes_of(budget) == want
 
 
-@pytest.mark.parametrize("budget", ["2 apples", 0, -3, 0.0, 1.5, True, "", [1]])
+@pytest.mark.parametrize("budget", ["2 apples", 0, -3, 0.0, 1.5, True, "", [1], "0", "0GiB", "1.5", "0.0001kb"])
 def test_what_is_no_amount_of_memory(budget):
     with pytest.raises(ValueError, match="cavs.memory.recompute: budget: got .*; expected bytes .*Write budget='2GiB'"):
         recompute(jnp.sin, budget)
@@ -323,6 +323,7 @@ def test_what_is_no_amount_of_memory(budget):
 
 def test_a_fraction_of_the_memory():
     assert bytes_of(0.5) > 2**20  # of a CPU: half of the machine's
+    assert bytes_of(0.5) == bytes_of("0.5") == bytes_of(" .5") and bytes_of("1.0") == bytes_of(1.0)
 
 
 def test_wrong_arguments():

@@ -187,6 +187,14 @@ def test_misuse_says_what_to_write():
         cavs.memory.plan(loss, PARAMS, [])
     with pytest.raises(ValueError, match=r"plan: budget: got '2 apples'"):
         planned("2 apples")
+    with pytest.raises(TypeError, match=r"plan: loss: got a dict; expected a function of 2 arguments, \(params, batch\)"):
+        cavs.memory.plan(PARAMS, loss, GRAPHS)  # type: ignore[arg-type]
+
+
+def test_graphs_with_features_are_collated_as_by_a_loader(known):
+    graphs = GRAPHS.replace(x=ROWS)
+    plan = cavs.memory.plan(loss, PARAMS, graphs, parts=4)
+    assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(graphs)), known, 1e-12)
 
 
 def test_on_a_gpu_no_loop_reads_a_transposed_copy_of_a_weight(monkeypatch):

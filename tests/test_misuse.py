@@ -62,6 +62,11 @@ def test_a_program_has_sizes() -> None:
         ({"fn": {"leaf": lambda p, v, x: None}, "state": (H,)}, TypeError, "fn['leaf']: got <lambda>(p, v, x); expected a"),
         ({"fn": good, "state": (H,), "arity": -1}, ValueError, "arity: got -1; expected an int >= 0"),
         ({"fn": good, "state": (H,), "arity": 2.0}, ValueError, "arity: got 2.0; expected an int >= 0"),
+        (
+            {"fn": good, "state": (H,), "optimizations": {"lazy": False}},
+            TypeError,
+            "optimizations: got a dict; expected cavs.Optimizations. Write optimizations=cavs.Optimizations(lazy=False)",
+        ),
         ({"fn": good, "state": {"h": H}}, TypeError, f"state: got a leaf {H}; expected shapes"),
         ({"fn": good, "state": {"h": (-1,)}}, TypeError, "expected shapes. Write"),
         ({"fn": good, "state": {}}, ValueError, "state: got no leaves; expected at least one shape"),
@@ -219,6 +224,15 @@ def test_attributes_of_a_schedule() -> None:
 def test_padding_rows_of_the_wrong_length() -> None:
     with pytest.raises(ValueError, match=re.escape("array: got shape (2, 5); expected (3, ...)")):
         cavs.schedule(TREE).pad(np.ones((2, 5)))
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "got a dict; expected (3, ...), one row per vertex. For a pytree of arrays, write jax.tree.map(sched.pad, rows)."
+        ),
+    ):
+        cavs.schedule(TREE).pad({"x": np.ones((3, 5))})  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=re.escape("pad_edges: array: got None; expected (2, ...), one row per edge.")):
+        cavs.schedule(TREE).pad_edges(TREE.edge_attr)
 
 
 # ---- interpret ----
@@ -264,6 +278,8 @@ def test_rows_that_are_no_vertices(row: int) -> None:
     F, params, sched = cavs.VertexFunction(good, state=(H,), arity=2), {"u": np.eye(H)}, cavs.schedule(TREE)
     with pytest.raises(ValueError, match="select: got vertices .*; expected 0 to 2"):
         cavs.run(F, params, sched, ONES, select=np.array([0, row]))
+    with pytest.raises(ValueError, match=r"select: got shape \(3,\) and dtype bool; .* or select=np.flatnonzero\(mask\)"):
+        cavs.run(F, params, sched, ONES, select=np.arange(3) == row)
 
 
 def test_a_schedule_that_a_jitted_function_closes_over() -> None:

@@ -168,3 +168,20 @@ def test_no_tracer_is_left(name: str) -> None:
     jax.clear_caches()
     with jax.checking_leaks():
         jitted(name).trace(*arguments, BATCHES[batch].num_vertices)
+
+
+def test_ranks_are_never_promoted_silently() -> None:
+    """As projects demand that set `jax_numpy_rank_promotion`, which holds inside of `run`, too."""
+
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.pull() + v.gather(0) @ p + v.gather_all(lambda s: (s @ p[0], s), reduce="softmax"))
+        v.scatter(h)
+        v.push(h)
+
+    F, p = cavs.VertexFunction(fn, state=(H,), arity=5), jnp.eye(H)
+    for graphs in (GRAPHS["trees"], GRAPHS["shared children"]):
+        sched, x = cavs.schedule(graphs), np.ones((graphs.num_vertices, H))
+        with jax.numpy_rank_promotion("raise"):
+            for reduce in ("mean", "max"):
+                loss = lambda p: (cavs.readout(cavs.run(F, p, sched, x), sched, reduce) ** 2).sum()  # noqa: B023, E731
+                assert jnp.isfinite(jax.grad(loss)(p)).all()

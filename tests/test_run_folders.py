@@ -97,6 +97,17 @@ def test_types_and_ranges_of_options_are_checked(run, field, capsys):
             assert code == 2 and message in error, error
 
 
+def test_the_next_command_trains_longer_than_the_run(run, capsys):
+    assert cli.main(["train", "--resume", "run", "--epochs", "3"]) == 0
+    assert cli.main(["train", "--resume", "run", "--epochs", "1"]) == 0
+    assert "nothing is left to train" in (out := capsys.readouterr().out)
+    assert out.count("--resume run --epochs 6 ") == 2
+    assert cli.main(["train", "--resume", "run", "--epochs", "9", "--max-steps", "13"]) == 0  # the fourth epoch has four steps
+    assert "--resume run --max-steps 26 " in capsys.readouterr().out
+    assert cli.main(["train", "--resume", "run", "--max-steps", "0", "--patience", "1"]) == 0
+    assert "--resume run --patience 2 " in capsys.readouterr().out
+
+
 def test_a_run_from_before_an_option_existed_takes_its_default(run, capsys):
     options = json.loads((run / "model.json").read_text())["options"]
     rewrite(run / "model.json", options={name: x for name, x in options.items() if name not in ("tune", "patience")})

@@ -45,6 +45,21 @@ def test_weights_as_safetensors(tmp_path: Path) -> None:
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode  # as umask has it
 
 
+def test_weights_do_not_depend_on_how_arrays_lie_in_memory(tmp_path: Path) -> None:
+    """As those that `params_from_torch` transposes, or slices of others."""
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    x = np.arange(24.0, dtype=np.float32).reshape(4, 6)
+    params = {
+        **{"transposed": x.T, "columns": x[:, ::2], "reversed": x[::-1], "diagonal": x.diagonal(), "scalar": x[1, 2]},
+        "same": np.broadcast_to(x[0], (9, 6)),
+        "torch": cavs.interop.params_from_torch({"weight_ih_l0": x[:3, :2], "weight_hh_l0": x[:3, :1]}),
+    }
+    cavs.io.save_params(params, tmp_path / "w")
+    assert_close(cavs.io.load_params(tmp_path / "w"), jax.tree.map(np.array, params), 0)
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: '\S*/no/w'"):
+        cavs.io.save_params(params, tmp_path / "no" / "w")
+
+
 def test_weights_of_modules_as_safetensors(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")

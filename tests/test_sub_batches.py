@@ -123,6 +123,8 @@ def test_misuse_says_what_to_write(case):
         cavs.memory.sub_batched(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"sub_batched: stacks: got a tuple|expected a list of stacked"):
         cavs.memory.sub_batched(loss)(params, ())
+    with pytest.raises(TypeError, match=r"stacks: got a tuple; .* Write \[batch\] for each batch of cavs.data.Loader"):
+        cavs.memory.sub_batched(loss)(params, next(iter(cavs.data.Loader(graphs.replace(x=x), 4, parts=2, steps=1))))
     for wrong, got in ((lambda params, batch: jnp.ones(2), "float64[2]"), (with_count, "tuple")):
         with pytest.raises(TypeError, match=re.escape(f"sub_batched: loss: got {got}; expected a float scalar")):
             cavs.memory.sub_batched(wrong)(params, stacks)

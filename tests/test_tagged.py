@@ -47,6 +47,12 @@ def test_plain_text_is_for_prediction(tmp_path):
     assert [graphs.vocab[i] for i in graphs.input_id] == ["Ada", "met", "Paris", "yes"] and graphs.label is None
     with pytest.raises(cavs.io.FormatError, match="plain.txt, line 3: got 'yes'; expected tags: CoNLL-U"):
         read_tagged(str(path))
+    path.write_text("\nAda met Paris\nyes or no\n")
+    with pytest.raises(cavs.io.FormatError, match="plain.txt, line 2: got 'Ada met Paris'; expected tags: CoNLL-U"):
+        read_tagged(str(path))
+    path.write_text("Ada|P met|V Paris\n")
+    with pytest.raises(cavs.io.FormatError, match=r"plain.txt, line 1: got 'Paris'; expected word\|TAG"):
+        read_tagged(str(path))
 
 
 # ---- entities ----

@@ -133,7 +133,7 @@ def test_parts_of_speech_without_spelling(tmp_path, capsys):
 
 
 MISTAKES = {
-    "train --task tag PLAIN": "plain.txt: .*; expected tags: CoNLL-U",
+    "train --task tag PLAIN": "plain.txt, line 1: got 'some words'; expected tags: CoNLL-U",
     "train --task tag TAGS --column 2": "--column: got '2', but .* contains word.TAG, not columns",
     "train --task tag COLUMNS --column 4": "line 1: got 'a B-X'; expected at least 4 cells",
     "train --task tag BROKEN": r"line 2: got 'b\|'; expected word\|TAG",

@@ -89,8 +89,10 @@ def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
     assert least.memory is not None and least.memory[0] == 8
     with pytest.raises(cavs.memory.BudgetError, match=r"^--memory: got 20480 bytes; expected at least \d+KiB, for 8 parts"):
         run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8, memory="20KiB")
-    with pytest.raises(cavs.recipes.Mistake, match="--memory: got '2 cakes'; expected bytes"):
+    with pytest.raises(cavs.recipes.Mistake, match="^--memory: got '2 cakes'; expected bytes"):
         run_of("regress", tmp_path, memory="2 cakes")
+    with pytest.raises(cavs.recipes.Mistake, match="^--memory: got '0'; expected bytes"):
+        run_of("regress", tmp_path, memory="0")
 
 
 def test_the_command_prints_what_it_chose_and_dropout_is_that_of_the_whole_batch(tmp_path, capsys):

@@ -193,6 +193,23 @@ def pushed(p: Any, v: Any) -> None:
     v.push({"a": clipped(p["b"]) * 2 + v.gather(0), "b": product(v.pull(), p["w"]), "c": called(p["w"])})
 
 
+@jax.custom_vjp
+def passed(x: Any, y: Any) -> Any:
+    """Returns an argument, another one twice, and a constant."""
+    return x, y, y, jnp.ones(H, x.dtype)
+
+
+passed.defvjp(
+    lambda x, y: (passed(x, y), None),
+    lambda _, cts: (jnp.clip(cts[0], -LIMIT, LIMIT), jnp.clip(cts[1], -LIMIT, LIMIT) + cts[2]),
+)
+
+
+def of_arguments(p: Any, v: Any) -> None:
+    outs = passed(v.gather(0), v.gather_all(lambda s: passed(s, s * p["b"])[1]))
+    done(v, jnp.tanh(v.pull() + sum(x * p["w"][i] for i, x in enumerate(outs))))
+
+
 def of_edges(p: Any, v: Any) -> None:
     done(v, jnp.tanh(v.pull() + v.gather_all(lambda s, e: clipped(e) * s + clipped(p["b"]) * e, edges=True)))
 
@@ -203,7 +220,7 @@ FUNCTIONS: dict[str, Any] = {
         *(of_constant, of_zeros, of_parameters, of_two_results, written_twice, of_vertex_for_each_child),
         *(of_parameters_for_each_child, of_child, of_pairs, in_loop, in_loop_over_child, in_condition),
         *(of_root, of_inner_net),
-        *(in_checkpoint, in_derivative, pushed, of_edges),
+        *(in_checkpoint, in_derivative, pushed, of_edges, of_arguments),
     )
 }
 RNG = np.random.default_rng(0)
@@ -264,8 +281,14 @@ def test_rules_act_per_vertex_on_the_default_engine(name: str) -> None:
     assert_same(found(name, jnp.float32, None), truth(name), 1e-4)
 
 
+@pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
+def test_a_rule_may_return_its_arguments() -> None:
+    """As one that changes cotangents alone: it clips them, or reverses them."""
+    assert_same(found("of_arguments", jnp.float32, "native"), truth("of_arguments"), 1e-4)
+
+
 @INTERPRETER
-@pytest.mark.parametrize("name", few(["of_vertex_for_each_child", "written_twice"], 1))
+@pytest.mark.parametrize("name", few(["of_arguments", "of_vertex_for_each_child", "written_twice"], 2))
 def test_rules_act_per_vertex_in_kernels(name: str) -> None:
     assert_same(found(name, jnp.float32, INTERPRETED), truth(name), 1e-5)
 

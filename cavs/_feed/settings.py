@@ -81,6 +81,11 @@ class Sample(Generic[GraphsOf, SchedOf]):
         return jax.tree.map(sched.pad, graphs.x)
 
 
+def with_sched(sample: Sample) -> PyTree:
+    """The `collate` of graphs without features."""
+    return sample.sched
+
+
 def with_rows(sample: Sample) -> PyTree:
     """The `collate` of graphs with features: `(sched, rows)`."""
     return sample.sched, sample.rows

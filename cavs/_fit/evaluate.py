@@ -11,6 +11,7 @@ import numpy as np
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
 from cavs._graphs.arguments import check_takes
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._step.stacks import divided, run_filled
@@ -116,7 +117,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
 
     Raises:
         TypeError: `fun` is no function of two arguments, or `loader` no loader.
-        ValueError: `rows` is invalid; the loader has a mesh, parts, or an iterator of batches; or `fun` returns too few rows.
+        ValueError: `rows` is invalid; the loader has a mesh, parts, or an iterator of batches; or `fun` returns other rows.
     """
     _check("predict", fun, loader)
     if rows not in ROWS:
@@ -131,9 +132,13 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
     for batches in loader:
         for one, samples, present in _each(loader, batches, compiled(params, batches)):
             at, taken = _places(data, samples, present, rows)
-            short = [x.shape for x in jax.tree.leaves(one) if x.ndim < 1 or len(x) < len(taken) and len(x) <= taken.max()]
-            if short:
-                raise ValueError(f"predict: fun: got an array of shape {short[0]}; expected a row for each of the {rows}.")
+            needed = len(samples) if rows == "graphs" else taken.max(initial=-1) + 1  # rows of vertices may be padded
+            for x in jax.tree.leaves(one):
+                if not x.ndim or len(x) < needed or (len(x) != needed and rows == "graphs"):
+                    raise ValueError(
+                        f"predict: fun: got an array of shape {x.shape} of a batch of {counted(len(samples), 'graph')}; "
+                        f"expected a row for each of the {rows}. Write rows={ROWS[rows == ROWS[0]]!r} for other rows."
+                    )
             total = len(data) if rows == "graphs" else data.num_vertices
             out = jax.tree.map(lambda x, n=total: np.zeros((n, *x.shape[1:]), x.dtype), one) if out is None else out
             jax.tree.map(lambda into, x, at=at, taken=taken: into.__setitem__(at, x[taken]), out, one)

@@ -17,9 +17,10 @@ from cavs._feed.loader import Loader
 from cavs._fit import kept
 from cavs._fit.evaluate import IN_FLIGHT, PendingSums, Sums
 from cavs._fit.kept import Evaluated, KeeperError
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import save_checkpoint
-from cavs._readers.files import write_whole
+from cavs._readers.files import check_path, write_whole
 
 SAVE_EVERY = 300.0  # seconds between saves within an epoch
 
@@ -54,7 +55,7 @@ class Keeper:
     Args:
         folder: the folder of the run, which is created.
         loader: the loader of the training batches.
-        score: maps the held-out metrics to a number. The evaluation with the highest is kept.
+        score: maps the held-out metrics to a number. The evaluation with the highest is kept; NaN is the lowest.
         epochs: how often the data is passed over.
         steps: the most training steps in all; 0 for no limit. The loader needs `steps=1`.
         patience: stops if the score has not become better for this many epochs; 0 never stops early.
@@ -64,6 +65,7 @@ class Keeper:
         files: the files of the data. A run is not resumed if one of them has changed.
 
     Raises:
+        TypeError, ValueError: an argument is something else.
         KeeperError: another process trains in the folder, when the block begins.
         OSError: the folder cannot be written, when the block begins.
 
@@ -88,6 +90,16 @@ class Keeper:
         facts: Mapping[str, Any] | None = None,
         files: Sequence[str] = (),
     ):
+        check_path("Keeper", folder, argument="folder", what="a folder")
+        if not isinstance(loader, Loader):
+            raise TypeError(
+                f"Keeper: loader: got a {type(loader).__name__}; expected the cavs.data.Loader of the loop. Write "
+                "Keeper(folder, loader, score, epochs=20)."
+            )
+        check_takes("Keeper: score", score, "sums")
+        for name, got in {"epochs": epochs, "steps": steps, "patience": patience, "every": every}.items():
+            if isinstance(got, bool) or not isinstance(got, int) or got < 0:
+                raise ValueError(f"Keeper: {name}: got {got!r}; expected an int >= 0.")
         self.folder, self._loader, self._score = Path(folder), loader, score
         self._epochs, self._limit, self._patience, self._every = epochs, steps, patience, every
         self._facts, self._files = dict(facts or {}), files
@@ -172,7 +184,7 @@ class Keeper:
     @property
     def best(self) -> Evaluated | None:
         """The evaluation with the highest score, the earliest of equal ones; `None` before the first."""
-        return max(self.history, key=lambda record: record["score"], default=None)
+        return max(self.history, key=kept.rank, default=None)
 
     @property
     def sums(self) -> Sums:
@@ -228,7 +240,7 @@ class Keeper:
             "seconds": self.seconds,
             "train": dict(self._sums),
             "held_out": dict(held_out),
-            "score": self._score(held_out),
+            "score": float(self._score(held_out)),
         }
         self.history.append(record)
         if whole:

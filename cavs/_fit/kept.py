@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import math
 import os
 import signal
 import socket
@@ -144,6 +145,11 @@ class Evaluated(TypedDict):
     train: Sums
     held_out: Sums
     score: float
+
+
+def rank(record: Evaluated) -> tuple[bool, float]:
+    """The place of an evaluation among others: that of its score, where NaN is the lowest."""
+    return not math.isnan(record["score"]), record["score"]
 
 
 class NextEpoch:

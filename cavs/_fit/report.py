@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cavs._fit.evaluate import Sums
-from cavs._fit.kept import Evaluated
+from cavs._fit.kept import Evaluated, rank
 from cavs._fit.scores import ConfusionMatrix, Found
 from cavs._readers.files import write_whole
 from cavs._readers.source import printable
@@ -61,7 +61,7 @@ def draw_history(
     from matplotlib.figure import Figure  # needs no display; imported here because only this function needs it
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    best = max(history, key=lambda record: record["score"])["epoch"]
+    best = max(history, key=rank)["epoch"]
     of = {"train": [scores(r["train"]) for r in history], "held-out": [scores(r["held_out"]) for r in history]}
     names = [name for name, value in of["held-out"][-1].items() if value is not None]
     figure = Figure(figsize=(1 + 4 * len(names), 3.6), layout="constrained")

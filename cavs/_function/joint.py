@@ -26,8 +26,7 @@ class RoleProgram:
     notes: tuple[str, ...]  # a description of each group of fused products
     gathering: frozenset[str | None]  # the kinds whose function calls `gather_all`, even if nothing reads what it returns
     reads_edges: bool  # whether `gather_all` is called with `edges=True`
-    # The line of F's first loop with a dynamic number of iterations, as the end of a sentence; empty if there is none.
-    loop: str
+    written: tuple[Eqn, ...]  # the equations as F wrote them; rewritten ones do not know their lines
     fixed: frozenset[Var] = frozenset()  # the arguments whose cotangents nobody asks for
 
     @property

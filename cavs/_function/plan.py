@@ -11,6 +11,7 @@ from cavs._function.keep_options import KeepOptions
 from cavs._function.raw_keys import key_impl, stored_aval
 from cavs._function.split import Split, split, split_leaf
 from cavs._function.trace import ArgumentShapes, agreed, trace_role
+from cavs._function.transpose import no_derivative
 from cavs._function.vertex import VertexFunction
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import PyTreeDef, is_var
@@ -33,9 +34,9 @@ class FunctionPlan:
     shapes: ArgumentShapes  # for which F was traced
 
     @property
-    def loop(self) -> str:
-        """The line of F's first loop with a dynamic number of iterations, as the end of a sentence."""
-        return next((role.loop for role in self.roles if role.loop), "")
+    def no_derivative(self) -> str:
+        """What to say of the first equation of F of which JAX has no derivative in reverse mode; empty if there is none."""
+        return no_derivative(e for role in self.roles for e in role.written)
 
     @property
     def reads_edges(self) -> bool:

@@ -15,14 +15,12 @@ from cavs._function.misuse import check_outputs, check_program, defined, explain
 from cavs._function.mixed import mixed_program
 from cavs._function.raw_keys import from_stored, stored_aval, to_stored
 from cavs._function.rewrite import fold_zeros, make_domains_explicit
-from cavs._function.transpose import has_loop
 from cavs._function.unroll import trace
 from cavs._function.user_rules import with_rules_per_vertex
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import Program, needed
 from cavs._jaxpr.jaxprs import PyTreeDef, Var
-from cavs._jaxpr.source_lines import line_of
 
 
 class Pushed(NamedTuple):
@@ -50,7 +48,7 @@ def trace_role(
     """
     traced = _mixed(function, shapes, most) if function.mixes and not leaf else _traced(function, kind, shapes, most, leaf)
     program, arguments_of, pushed, gathering, reads_edges = traced
-    loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
+    written = program.eqns
     program = program.without(lambda e: e.invars if e.primitive is enter_p else None)  # calls are checked by now
     num_states = len(function.key_impls)
     if leaf:
@@ -76,7 +74,7 @@ def trace_role(
         notes=tuple(notes),
         gathering=gathering,
         reads_edges=reads_edges,
-        loop=loop,
+        written=written,
     )
     return role, pushed
 

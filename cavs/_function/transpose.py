@@ -5,7 +5,7 @@ states. The gradient of a parameter is lazy: the levels store the cotangent of e
 cotangent*). One batched transpose of that equation follows; for a weight this is one product (K, V) x (V, N).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -16,26 +16,42 @@ from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse, R
 from cavs._function.keeping import with_keeping
 from cavs._function.unroll import trace, traced_vjp
 from cavs._jaxpr.equations import Program, bind, depends, is_float, needed, reads, run_equations, shape_of, tap_p, value_of
-from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 from cavs._jaxpr.names import without_names
+from cavs._jaxpr.source_lines import line_of
+
+MSG_LOOP = (
+    "run: F: got a loop whose number of iterations depends on values{where}; JAX has no reverse derivative of such loops. For "
+    "gradients, write a fixed number of iterations: jax.lax.scan, or fori_loop with Python ints as bounds and "
+    "jnp.where(i < n, new, old) inside."
+)
+MSG_NO_DERIVATIVE = (
+    "run: F: got {name}{where}, of which JAX has no reverse derivative ({error}). For gradients, write a function with a rule "
+    "of its own, jax.custom_vjp; or pass it jax.lax.stop_gradient(x) in place of x."
+)
 
 
 def joint_of(role: RoleProgram, part: Recurrent) -> Joint:
     """Returns the joint program of a role's recurrent part."""
     try:
         return _joint_of(role, part, differentiable=True)
-    except ValueError:
-        if not any(map(has_loop, part.eqns)):
+    except Exception:
+        if not no_derivative(part.eqns):
             raise
         return _joint_of(role, part, differentiable=False)
 
 
-def has_loop(eqn: Eqn) -> bool:
-    """Returns whether an equation is, or contains, a loop with a dynamic number of iterations.
-
-    JAX has no reverse derivative for such a loop.
-    """
-    return eqn.primitive.name == "while" or any(has_loop(e) for body in bodies_in(eqn) for e in body.eqns)
+def no_derivative(eqns: Iterable[Eqn]) -> str:
+    """Returns what to say of the first equation of which JAX has no derivative in reverse mode; empty if there is none."""
+    for e in eqns:
+        try:
+            traced_vjp(e, [i for i, x in enumerate(e.invars) if is_float(x)])
+        except Exception as error:
+            if "Reverse-mode differentiation does not work" in str(error):
+                return MSG_LOOP.format(where=line_of(e))
+            name, text = e.params.get("name", e.primitive.name), str(error).strip().partition("\n")[0].rstrip(".")
+            return MSG_NO_DERIVATIVE.format(name=name, where=line_of(e), error=text or type(error).__name__)
+    return ""
 
 
 def _joint_of(role: RoleProgram, part: Recurrent, differentiable: bool) -> Joint:

@@ -139,7 +139,14 @@ def open_custom_calls(eqns: Sequence[Eqn], domain: Domains) -> tuple[list[Eqn], 
         for var, value in zip(jaxpr.constvars, consts, strict=True):
             local[var] = Literal(value, var.aval)
         inside: list[Eqn] = []
-        results = dict(zip(inlined(jaxpr, local, inside), eqn.outvars, strict=True))
+        returned = inlined(jaxpr, local, inside)
+        own, results = {v for e in inside for v in e.outvars}, dict[Var, Var]()
+        for x, v in zip(returned, eqn.outvars, strict=True):
+            if is_var(x) and x in own and x not in results:
+                results[x] = v
+            else:  # an argument, as of a rule that changes cotangents alone; or a constant, or a value that is returned twice
+                copy = cast(Eqn, jax.make_jaxpr(jnp.copy)(shape_of(x)).eqns[0])
+                inside.append(copy.replace(invars=[x], outvars=[v], source_info=eqn.source_info))
         for e in open_custom_calls(inside, {})[0]:
             invars = [results.get(x, x) if is_var(x) else x for x in e.invars]
             out.append(e.replace(invars=invars, outvars=[results.get(v, v) for v in e.outvars]))

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_function, over_children, over_padded
@@ -61,7 +62,8 @@ class VertexFunction(Generic[Pushed]):
         optimizations: see [`cavs.Optimizations`][].
 
     Raises:
-        TypeError: `fn` is no function of two arguments, or `state` has a leaf that is not a shape.
+        TypeError: `fn` is no function of two arguments, `state` has a leaf that is not a shape, or `optimizations` is
+            something else.
         ValueError: `arity` is not an int >= 0, or `state` has no leaves.
 
     Misuse inside `fn` is reported when `fn` is traced, at the first `run`.
@@ -95,11 +97,16 @@ class VertexFunction(Generic[Pushed]):
                     "Write fn(params, v), or a dict from kind names to such functions."
                 )
             check_takes(f"VertexFunction: {where}", f, "params", "v", write="def F(params, v)")
-        if not isinstance(arity, int) or arity < 0:
+        if not isinstance(arity, int | np.integer) or arity < 0:
             raise ValueError(
                 f"VertexFunction: arity: got {arity!r}; expected an int >= 0, the number of children that gather(k) may name."
             )
-        self.fns, self.arity = fns, arity
+        if not isinstance(optimizations, Optimizations | None):
+            raise TypeError(
+                f"VertexFunction: optimizations: got a {type(optimizations).__name__}; expected cavs.Optimizations. "
+                "Write optimizations=cavs.Optimizations(lazy=False), for instance."
+            )
+        self.fns, self.arity = fns, int(arity)
         self.optimizations = optimizations or Optimizations()
         self._specs, self.state_tree = jax.tree.flatten(state, is_leaf=_is_spec)
         for spec in self._specs:
@@ -212,14 +219,14 @@ class Vertex:
             ValueError: `k` is not an int from 0 to arity - 1.
         """
         arity = self._function.arity
-        if not isinstance(k, int) or not 0 <= k < arity:
+        if not isinstance(k, int | np.integer) or not 0 <= k < arity:
             expected = f"an int from 0 to {arity - 1}, as arity is {arity}"
             if not arity:
                 expected = "no call of gather, as this VertexFunction has arity 0, the default"
             raise ValueError(
                 f"gather: k: got {k!r}; expected {expected}. "
-                f"Write VertexFunction(..., arity={k + 1 if isinstance(k, int) and k >= 0 else '...'}), or gather_all "
-                "for any number of children."
+                f"Write VertexFunction(..., arity={k + 1 if isinstance(k, int | np.integer) and k >= 0 else '...'}), or "
+                "gather_all for any number of children."
             )
         return self._slots[k]
 
@@ -229,7 +236,7 @@ class Vertex:
         Raises:
             ValueError: `k` is not an int >= 0.
         """
-        if not isinstance(k, int) or k < 0:
+        if not isinstance(k, int | np.integer) or k < 0:
             raise ValueError(f"has_child: k: got {k!r}; expected an int >= 0.")
         return self._num_children > k
 

@@ -1,6 +1,6 @@
 """Graphs from what a program already holds: lengths of sequences, parents, edges."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -224,6 +224,8 @@ def _pairs(name: str, value: ArrayLike | Sequence[ArrayLike]) -> np.ndarray:
 
 
 def _per_graph(name: str, value: Sequence[ArrayLike], hint: str = "") -> list[np.ndarray]:
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{name}: got a {type(value).__name__}; expected a list of arrays, one per graph.{hint}")
     arrays = list(value)
     if arrays and np.ndim(arrays[0]) == 0:
         raise ValueError(f"{name}: got one array of integers; expected a list of arrays, one per graph.{hint}")

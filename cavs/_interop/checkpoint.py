@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
@@ -51,10 +52,11 @@ def save_checkpoint(state: PyTree, path: str | os.PathLike[str], *loaders: Loade
         loaders: the loaders of the loop.
 
     Raises:
-        TypeError, ValueError: `path` is no path; a leaf of the state is neither an array nor a number, or does not fit JAX's
-            32 bits.
+        TypeError, ValueError: `path` is no path; a loader is none; a leaf of the state is neither an array nor a number, or
+            does not fit JAX's 32 bits.
     """
     check_path("save_checkpoint", path, "Write save_checkpoint(state, path, *loaders).")
+    _check_loaders("save_checkpoint", loaders)
     if jax.process_index():
         return
     named = _named(state)
@@ -81,11 +83,12 @@ def restore_checkpoint(path: str | os.PathLike[str], state: State, *loaders: Loa
         The saved state; `state` itself if there is no such file.
 
     Raises:
-        TypeError: `path` is no path.
+        TypeError: `path` is no path, or a loader is none.
         ValueError: the file is damaged; it has another state; or its loaders had other batches.
         OSError: the file cannot be read.
     """
     check_path("restore_checkpoint", path, "Write restore_checkpoint(path, state, *loaders).")
+    _check_loaders("restore_checkpoint", loaders)
     try:
         with open_regular(path) as file:
             arrays, about = _read(path, file)
@@ -108,6 +111,15 @@ def restore_checkpoint(path: str | os.PathLike[str], state: State, *loaders: Loa
     for loader, position in zip(loaders, about.positions, strict=True):
         loader.restore(position)
     return jax.tree.unflatten(jax.tree.structure(state), found)
+
+
+def _check_loaders(function: str, loaders: Sequence[object]) -> None:
+    for loader in loaders:
+        if not hasattr(loader, "state"):  # `Keeper` saves what only has this
+            raise TypeError(
+                f"{function}: loaders: got a {type(loader).__name__}; expected cavs.data.Loader. Put other values into "
+                "the state."
+            )
 
 
 def _read(path: str | os.PathLike[str], file: IO[bytes]) -> tuple[dict[str, np.ndarray], About]:

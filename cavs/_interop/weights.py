@@ -37,7 +37,7 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
     arrays = {}
     for name, x in named_leaves(params, "save_params: params").items():
         key = hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
-        array = np.zeros((), object) if key else np.asarray(x)
+        array = np.zeros((), object) if key else np.asarray(x, order="C")  # safetensors writes memory as it lies
         if array.dtype.kind in "OSU":
             hint = "Write jax.random.key_data(key)" if key else "For an Equinox module write equinox.filter(module, is_array)"
             raise TypeError(f"save_params: params: got a {type(x).__name__} at {name!r}; expected only arrays. {hint}.")

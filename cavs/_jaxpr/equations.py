@@ -58,6 +58,8 @@ def bind(eqn: Eqn, args: Sequence[Any]) -> list[jax.Array]:
     """Runs one equation."""
     params = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = ((), params) if isinstance(params, dict) else params
+    if eqn.primitive.name == "custom_vjp_call":  # its rule may index a constant of the jaxpr, which can be an array of NumPy
+        args = [jnp.asarray(x) for x in args]
     out = eqn.primitive.bind(*subfuns, *args, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
 

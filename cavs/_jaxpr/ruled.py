@@ -206,7 +206,8 @@ def _batch(
     if all(d is None for d in dims):
         outs = ruled_p.bind(*operands, call=call, rules=rules)
         return outs, [None] * len(outs)
-    outs = rules.batch(mapping(axis), list(dims), list(operands))
+    # The constants of a jaxpr may be arrays of NumPy.
+    outs = rules.batch(mapping(axis), list(dims), [jnp.asarray(x) for x in operands])
     return outs, [0] * len(outs)
 
 
@@ -224,6 +225,7 @@ def _lower(context: Any, *operands: Any, call: Any, rules: Rules) -> Any:
 
 
 ruled_p.def_impl(always_compiled(_run))
+ruled_p.to_lojax = _run  # JAX first lowers what it calls high, such as the calls of `custom_root`, wherever it is inside
 ruled_p.def_effectful_abstract_eval(types_of)
 partial_eval.custom_staging_rules[ruled_p] = _stage
 ad.primitive_jvps[ruled_p] = _push

@@ -27,7 +27,7 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
 
     Args:
         budget: bytes as an `int`; a text such as `"2GiB"` or `"512 MB"`; as a `float`, a fraction 0 < x <= 1 of the first
-            device's memory, on a CPU of the machine's memory; `"min"`; or None.
+            device's memory, on a CPU of the machine's memory; either of these numbers as a text; `"min"`; or None.
         function: named by errors.
         argument: named by errors.
 
@@ -39,11 +39,12 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
     """
     if budget is None or budget == "min":
         return None if budget is None else "min"
-    if isinstance(budget, str) and (found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", budget.lower())):
+    given = budget
+    if isinstance(budget, str) and (found := re.fullmatch(r"\s*(\d*\.?\d+)\s*([a-z]*)\s*", budget.lower())):
         number, unit = found.groups()
         if unit in _UNITS:
-            return int(float(number) * _UNITS[unit])
-    elif isinstance(budget, float) and 0 < budget <= 1:
+            budget = float(number) if "." in number and not unit else int(float(number) * _UNITS[unit])
+    if isinstance(budget, float) and 0 < budget <= 1:
         device, memory = jax.devices()[0], memory_of_gpu()
         if memory is None and device.platform == "cpu" and hasattr(os, "sysconf"):
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -55,7 +56,7 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
         return int(budget * memory)
     elif isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
         return budget
-    raise ValueError(f"{function}: {argument}: got {budget!r}; {_EXPECTED}. Write {argument}='2GiB'.")
+    raise ValueError(f"{function}: {argument}: got {given!r}; {_EXPECTED}. Write {argument}='2GiB'.")
 
 
 def memory_of_gpu() -> int | None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from cavs._feed.settings import with_rows, with_sched
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -24,7 +26,7 @@ def plan(
     batch: Any,
     budget: int | float | str | None = None,
     *,
-    collate: Collate = lambda sample: sample.sched,
+    collate: Collate | None = None,
     axis: Any = 0,
     parts: int | None = None,
     segments: int | None = None,
@@ -58,7 +60,8 @@ def plan(
             bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"` for the smallest plan. None: the
             fastest plan.
         collate: as in [`cavs.data.Loader`][]: `collate(sample)` returns the `batch` that `loss` gets, a pytree of NumPy arrays,
-            for a part of the batch. By default `sample.sched`, which includes `input_id` and `label`.
+            for a part of the batch. By default `sample.sched`, which includes `input_id` and `label`, and of graphs with
+            features `(sample.sched, sample.rows)`.
         axis: of arrays: the axis of samples, or a tree prefix of the batch, as `in_axes` of `jax.vmap`; `None` for arrays that
             all samples share.
         parts: the number of parts, if you choose it yourself. It divides the number of graphs or samples.
@@ -77,8 +80,9 @@ def plan(
         BudgetError: the smallest plan does not fit the budget. The message says how much it needs.
         ValueError: `budget` is not an amount of memory; `axis`, `parts`, `segments` or `names` is invalid; or the loss would
             not be the same in parts. That is found by one comparison, on a few graphs or samples of the batch.
-        TypeError: `batch` is neither [`cavs.Graphs`][] nor a pytree of arrays.
+        TypeError: `loss` is no function of two arguments, or `batch` is neither [`cavs.Graphs`][] nor a pytree of arrays.
     """
+    check_takes("plan: loss", loss, "params", "batch", write="cavs.memory.plan(loss, params, batch)")
     wanted = bytes_of(budget, "plan")
     data = divided(batch, collate, axis)
     counts = numbers_of_parts(len(data))
@@ -107,7 +111,7 @@ def load(
     params: PyTree,
     batch: Any,
     *,
-    collate: Collate = lambda sample: sample.sched,
+    collate: Collate | None = None,
     axis: Any = 0,
 ) -> "BatchPlan":
     """Reads a plan that `BatchPlan.save` wrote. Nothing is compiled.
@@ -146,9 +150,11 @@ def load(
     return BatchPlan(gradient, choice, budget)
 
 
-def divided(batch: Any, collate: Collate, axis: Any) -> DividedArrays | DividedGraphs:
+def divided(batch: Any, collate: Collate | None, axis: Any) -> DividedArrays | DividedGraphs:
     """Returns a batch as what is divided into parts."""
-    return DividedGraphs(batch, collate) if isinstance(batch, Graphs) and len(batch) else DividedArrays(batch, axis)
+    if not isinstance(batch, Graphs) or not len(batch):
+        return DividedArrays(batch, axis)
+    return DividedGraphs(batch, collate or (with_sched if batch.x is None else with_rows))
 
 
 def chosen(batch: BatchGradient, budget: int | str | None, argument: str = "plan: budget") -> Choice:

@@ -67,7 +67,7 @@ def _by_height(sizes: np.ndarray, levels: np.ndarray, count: int, alike: int) ->
     return np.ascontiguousarray(groups.reshape(-1, count, alike).swapaxes(0, 1).reshape(count, -1))
 
 
-def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> Callable[[Params, Sequence[Any]], Loss]:
+def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> Callable[[Params, list[Any]], Loss]:
     """Returns a loss over a batch in parts, whose derivative needs the memory of one part at a time.
 
     The result and its gradient are the same as for the whole batch, up to rounding, if the loss is a sum over graphs, or
@@ -94,7 +94,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
         the float arrays of `stacks`.
 
     Raises:
-        TypeError: when it is called, if `stacks` is not a list or tuple, or `loss` does not return a float scalar, adds a sum
+        TypeError: when it is called, if `stacks` is not a list, or `loss` does not return a float scalar, adds a sum
             over graphs to a total, or takes totals inside a loop.
     """
     if not callable(loss):
@@ -109,17 +109,17 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
         value, aux = loss(params, batch) if has_aux else (loss(params, batch), ())
         if not isinstance(value, jax.Array) or value.shape or not is_float(value):
             got = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
+            more = ", and has_aux=True if the loss returns more" * (function == "sub_batched")
             raise TypeError(
-                f"{function}: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...), and "
-                "has_aux=True if the loss returns more."
+                f"{function}: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...){more}."
             )
         return value, aux
 
-    def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
-        if not isinstance(stacks, list | tuple) or not stacks:
+    def checked(params: PyTree, stacks: list[PyTree]) -> Any:
+        if not isinstance(stacks, list) or not stacks:  # a tuple may be a batch: `(sched, x)`
             raise TypeError(
-                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
-                "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
+                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write [batch] for "
+                "each batch of cavs.data.Loader(..., parts=8, steps=1)."
             )
         # Inside a `jax.shard_map` that checks types, what the result depends on differs between devices before it is read.
         axes = tuple(sorted(frozenset().union(*map(varying, jax.tree.leaves((params, stacks))))))

@@ -11,12 +11,15 @@ from typing import IO
 NOT_REGULAR = "is not a regular file"
 
 
-def check_path(function: str, path: object, cure: str = "") -> None:
-    """Raises a `TypeError`, whose text `cure` ends, if `path` is no path, such as another argument of `function`."""
+def check_path(function: str, path: object, cure: str = "", argument: str = "path", what: str = "a file") -> None:
+    """Raises a `TypeError`, whose text `cure` ends, if `path` is no path, such as another argument of `function`.
+
+    `argument`: its name. `what`: what it is the path of.
+    """
     if not isinstance(path, str | os.PathLike):
         hint = "For the lines of an open file write cavs.read_trees(file)." if hasattr(path, "read") else cure
-        expected = "expected the path of a file, as str or pathlib.Path"
-        raise TypeError(f"{function}: path: got a {type(path).__name__}; {expected}. {hint}".rstrip())
+        expected = f"expected the path of {what}, as str or pathlib.Path"
+        raise TypeError(f"{function}: {argument}: got a {type(path).__name__}; {expected}. {hint}".rstrip())
 
 
 @contextlib.contextmanager
@@ -29,7 +32,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     Raises `OSError` if the file cannot be written, or there is something else than a regular file, such as a folder or a
     device.
     """
-    path = target_of(path)
+    given, path = path, target_of(path)
     folder, name = os.path.split(path)
     # The name is unique, because two processes may write the same file at once.
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
@@ -42,6 +45,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(folder or os.curdir)
+    except OSError as error:
+        if error.filename == temporary:
+            error.filename = os.fspath(given)
+        raise
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

@@ -49,12 +49,13 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
     some = [cells for cells in rows if cells]
     if suffix in COLUMN_SUFFIXES or _is_columns(lines, rows):
         return _columns(path, lines, rows, column)
-    if some and all("|" in cell[1:] for cell in some[0]):
+    if some and (any if labelled else all)("|" in cell[1:] for cell in some[0]):
         if column is not None:
             raise ValueError(f"column: got {column!r}, but {path} contains word|TAG, not columns. Omit it.")
         return _piped(path, lines, rows)
     if labelled:
-        number = next((i for i, cells in enumerate(rows, 1) if len(cells) == 1), None)
+        filled = [i for i, cells in enumerate(rows, 1) if cells]
+        number = next((i for i in filled if len(rows[i - 1]) == 1), filled[0] if filled else None)
         expected = (
             "tags: CoNLL-U (.conllu), a word and its tag on each line with blank lines between sentences, or word|TAG "
             "word|TAG, one sentence per line"

@@ -38,22 +38,15 @@ class Call(NamedTuple):
     select: jax.Array | None  # (M,) ints, the vertices whose pushes are returned; `None` for all
 
 
-MSG_LOOP = (
-    "run: F: got a loop whose number of iterations depends on values{where}; JAX has no reverse derivative of such loops. For "
-    "gradients, write a fixed number of iterations: jax.lax.scan, or fori_loop with Python ints as bounds and "
-    "jnp.where(i < n, new, old) inside."
-)
-
-
 @contextlib.contextmanager
-def _loops_are_refused(plan: FunctionPlan) -> Iterator[None]:
-    """Turns JAX's error for a loop without a reverse derivative into one that names the line of F."""
+def _explained(plan: FunctionPlan) -> Iterator[None]:
+    """Turns JAX's error for an equation without a reverse derivative into one that names the line of F."""
     try:
         yield
-    except ValueError as e:
-        if "Reverse-mode differentiation does not work" not in str(e):
+    except Exception as e:
+        if not (refusal := plan.no_derivative):
             raise
-        raise TypeError(MSG_LOOP.format(where=plan.loop)) from e
+        raise TypeError(refusal) from e
 
 
 def compiled(job: Job, user_engine: Engine | None) -> Callable[..., list[jax.Array]]:
@@ -104,15 +97,15 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
     ) -> tuple[Arrays, Saved | None]:
         own = without(fixed)
         if any(not part.joint.differentiable for part in own.plan.inner.values()):
-            raise TypeError(MSG_LOOP.format(where=own.plan.loop))
-        with _loops_are_refused(own.plan):
+            raise TypeError(own.plan.no_derivative)
+        with _explained(own.plan):
             return run(own, params, data, inputs, select, save=True)
 
     def reverse(
         fixed: Fixed, saved: Saved, data: jax.Array, select: jax.Array | None, cts: list[Cotangent]
     ) -> tuple[list[Cotangent], list[jax.Array | None]]:
         own = without(fixed)
-        with _loops_are_refused(own.plan):
+        with _explained(own.plan):
             return backward(own, Schedule(data, job.shape), engine, saved, select, cts)
 
     # JAX transposes outside of `run`.

@@ -159,7 +159,7 @@ def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.A
     if select.ndim != 1 or not jnp.issubdtype(select.dtype, jnp.integer):
         raise ValueError(
             f"run: select: got shape {select.shape} and dtype {select.dtype}; expected a 1-d array of ints. Write "
-            "select=sched.roots, for instance."
+            "select=sched.roots, for instance, or select=np.flatnonzero(mask)."
         )
     if exact is not None and not isinstance(select, Tracer) and select.size:
         low, high = int(np.asarray(select).min()), int(np.asarray(select).max())

@@ -269,11 +269,15 @@ def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int,
     if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         bits = _padded(function, jax.random.key_data(array), fill, count, size, what)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
-    array = np.asarray(array)
-    if array.shape[:1] != (count,):
-        raise ValueError(f"{function}: array: got shape {array.shape}; expected ({count}, ...), {what}.")
-    out = np.full((size, *array.shape[1:]), fill, array.dtype)
-    out[:count] = array
+    rows = np.asarray(array)
+    if rows.shape[:1] != (count,):
+        method = function.removeprefix("Schedule.")
+        got, write = "None" if array is None else f"shape {rows.shape}", ""
+        if isinstance(array, dict):
+            got, write = "a dict", f" For a pytree of arrays, write jax.tree.map(sched.{method}, rows)."
+        raise ValueError(f"{function}: array: got {got}; expected ({count}, ...), {what}.{write}")
+    out = np.full((size, *rows.shape[1:]), fill, rows.dtype)
+    out[:count] = rows
     return out
 
 

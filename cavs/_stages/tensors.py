@@ -183,8 +183,8 @@ def rows_of_kinds(sched: Schedule, arity: int, reads_edges: bool) -> list[Rows]:
             kids = repeated(kids, np.arange(size) < sched.inner_count[k])  # `edge_child` repeats an edge
         elif edges:
             first, slots = sched.first_edge[mine], np.arange(arity, dtype=np.int32)
-            kids = edge_child.at[first[:, None] + slots].get(mode="clip")
-            kids = jnp.where(num_children[:, None] > slots, kids, 0)
+            kids = edge_child.at[first[:, None] + slots[None]].get(mode="clip")
+            kids = jnp.where(num_children[:, None] > slots[None], kids, 0)
         kids = jnp.pad(kids, ((pad, pad), (0, arity - kids.shape[1])))
         owner = jnp.asarray(sched.edge_owner[of_edges])
         out.append(

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
+from cavs._function.arrays import as_arrays
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -234,7 +235,7 @@ def checked(fun: Any) -> Any:
                     f"step: {name}: returned a state whose {jax.tree_util.keystr(path) or 'array'} is {now}; expected {was}, "
                     f"as in the old state.{write}"
                 )
-        return new, metrics
+        return new, as_arrays(metrics, f"step: {name}: metrics")
 
     return one
 

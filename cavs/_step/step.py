@@ -27,7 +27,7 @@ class StepOptions(TypedDict, total=False):
 class BudgetOptions(StepOptions, total=False):
     """The arguments of `step` with `memory` on which its type does not depend."""
 
-    collate: Collate
+    collate: Collate | None
     axis: Any
 
 
@@ -51,7 +51,7 @@ def step(
     tune: float = TUNE,
     memory: int | float | str | None = None,
     loss: Loss | None = None,
-    collate: Collate = lambda sample: sample.sched,
+    collate: Collate | None = None,
     axis: Any = 0,
 ) -> Any:
     """Compiles the training step of one batch, to run over the batches of a [`cavs.data.Loader`][].

@@ -35,7 +35,7 @@ class StepInBudget(Generic[State, Metrics]):
         fun: Callable[[PyTree, PyTree, Loss], tuple[PyTree, PyTree]],
         loss: Loss,
         budget: int | str,
-        how: tuple[Collate, Any],
+        how: tuple[Collate | None, Any],
         compiled: Callable[[OneStep], OneStep],
     ):
         self._fun, self._loss, self._budget, self._how, self._compiled = fun, loss, budget, how, compiled

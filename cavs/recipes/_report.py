@@ -146,10 +146,16 @@ class Messages:
         speed = f"fastest epoch {min(whole):.2f} s of {len(run.loader)} steps; " if whole else ""
         self.print(f"{seconds:.0f} s in total; {speed}programs compiled for training: {run.step.compilations}")
         self.print(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png")
+        options, last = recipe.options, keeper.history[-1]
+        more = f"--epochs {2 * math.ceil(max(options.epochs, last['epoch']))}"
+        if options.max_steps and last["step"] >= options.max_steps:
+            more = f"--max-steps {2 * last['step']}"
+        elif last["epoch"] < options.epochs:
+            more = f"--patience {2 * options.patience}"
         for words, what in (
             (f"predict {folder} FILE", recipe.shows),
             (f"evaluate {folder} FILE", "score it on another file"),
-            (f"{self._resume()} --epochs {2 * recipe.options.epochs}", "train longer"),
+            (f"{self._resume()} {more}", "train longer"),
         ):
             self.print(f"  {escape(self.command)} {escape(words):44}  [dim]{what}[/]")
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,10 +73,9 @@ class Run:
         if memory == "none":
             return None
         try:
-            fraction = re.fullmatch(r"0?\.\d+|1\.0*", memory)
-            budget = cavs.memory.bytes_of(float(memory) if fraction else memory, "train", "--memory")
+            budget = cavs.memory.bytes_of(memory, "train", "--memory")
         except ValueError as error:
-            raise Mistake(str(error)) from error
+            raise Mistake(str(error).removeprefix("train: ")) from error
         parts, needed = cavs.memory.fewest_parts(self._measure, batch, budget or "min", "--memory")
         return parts, batch // parts, needed
 
