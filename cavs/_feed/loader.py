@@ -186,6 +186,8 @@ class Loader(Generic[Yielded]):
         **others: Any,
     ):
         refuse_others(others, inspect.signature(type(self)).parameters)
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"Loader: shuffle: got {shuffle!r}; expected True or False.")
         seed = seed if shuffle else None
         self._members, several = members_of(graphs, batches, fields, policy, kinds, collate is not None)
         of_samples = [m.graphs for m in self._members if m.pick is None]

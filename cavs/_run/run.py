@@ -183,7 +183,7 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     if missing == [""]:
         raise ValueError(
             f"run: sched: got graphs without kinds; expected the kinds of F, {sorted(F.fns)}. Write, for instance, "
-            f"cavs.from_parents(parents, kind=[0, 1, ...], kind_names={sorted(F.fns)})."
+            f"cavs.from_parents(parents, kind=[0, 1, ...], kind_names={sorted(F.fns)}); and cavs.schedule without kinds=False."
         )
     if missing:
         raise ValueError(
