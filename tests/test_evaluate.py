@@ -45,6 +45,12 @@ def stdin(monkeypatch, text: str) -> None:
 
 def test_scores_of_known_labels():
     true, predicted = np.array([0, 0, 0, 1, 1, -1]), np.array([0, 0, 1, 1, 0, 1])
+    for name, rows in (("true", ([0, 2], [0, 0])), ("predicted", ([0, 1], [2, 0])), ("predicted", ([0, 1], [-1, 0]))):
+        with pytest.raises(ValueError, match=rf"ConfusionMatrix.of: {name}: got (2|-1); expected an index of the 2 labels"):
+            ConfusionMatrix.of(("a", "b"), *rows)
+    with pytest.raises(ValueError, match=r"predicted: got shape \(1,\), and true of \(2,\); expected \(N,\) for both"):
+        ConfusionMatrix.of(("a", "b"), [0, 1], [0])
+    assert ConfusionMatrix.of(("a", "b"), [], []).count == 0
     scores = ConfusionMatrix.of(("a", "b", "unseen"), true, predicted)
     assert scores.counts.tolist() == [[2, 1, 0], [1, 1, 0], [0, 0, 0]]
     assert (scores.count, scores.accuracy, scores.majority) == (5, 3 / 5, 3 / 5)

@@ -69,6 +69,21 @@ def test_softmax_loss_and_its_derivative_are_those_of_whole_logits(monkeypatch, 
     np.testing.assert_allclose(softmax_loss(h, w, b, labels)[0], nll[labels >= 0].sum(), rtol=1e-12)
 
 
+def test_chunks_of_the_softmax_add_up_narrow_numbers(monkeypatch):
+    monkeypatch.setattr(softmax, "CHUNK_BYTES", 4 * 8 * 2)
+    h, labels = jnp.ones((4000, 1)), jnp.zeros(4000, jnp.int32)
+
+    def gradients(h, *params):
+        return jax.value_and_grad(lambda *args: softmax_loss(*args, labels)[0], (0, 1, 2))(h, *params)
+
+    for kinds in [(jnp.bfloat16,) * 3, (jnp.float32, jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32, jnp.float32)]:
+        loss, found = gradients(*(x.astype(kind) for x, kind in zip((h, jnp.zeros((1, 2)), jnp.zeros(2)), kinds, strict=True)))
+        assert tuple(x.dtype for x in found) == kinds
+        np.testing.assert_allclose(float(loss), 4000 * np.log(2), rtol=0.01)
+        np.testing.assert_allclose(found[1].astype(np.float32), [[-2000, 2000]], rtol=0.01)
+    assert softmax_loss(h[:0], jnp.ones((1, 2)), jnp.ones(2), labels[:0])[0] == 0
+
+
 @pytest.mark.parametrize("rows", [8, 37, 65, 72, 100])
 def test_chunks_of_the_softmax_have_few_rows_of_padding(monkeypatch, rows):
     monkeypatch.setattr(softmax, "CHUNK_BYTES", 64 * 4 * 7)  # 64 rows

@@ -41,6 +41,18 @@ def test_readouts_are_loops_over_graphs(reduce: str) -> None:
     assert_close((d_values[:rows], d_score[:rows]), want_gradients, 1e-12)
 
 
+def test_sums_of_narrow_numbers_are_wide() -> None:
+    schedule, hundreds = cavs.schedule(cavs.from_lengths([1000, 3])), np.full((1003, 1), 100)
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.int8):
+        mean = cavs.readout(jnp.asarray(hundreds, dtype), schedule, "mean")
+        attended = cavs.readout(jnp.asarray(hundreds, dtype), schedule, "softmax", score=np.zeros(1003, np.float32))
+        assert mean.ravel().tolist() == [100, 100] and (mean.dtype == dtype) == (dtype != jnp.int8)
+        np.testing.assert_allclose(attended.ravel().astype(np.float32), 100, rtol=1e-6)
+    assert cavs.readout(jnp.asarray(hundreds, jnp.int8), schedule).ravel().tolist() == [100_000, 300]
+    assert cavs.readout(jnp.asarray(hundreds // 100, jnp.bfloat16), schedule).ravel().tolist() == [1000, 3]
+    assert cavs.readout(hundreds > 0, schedule).ravel().tolist() == [1000, 3]
+
+
 def test_readout_refuses_what_does_not_fit() -> None:
     schedule, rows = sched("chains"), BATCHES["chains"].num_vertices
     h = np.zeros((rows, 2))

@@ -209,6 +209,8 @@ def test_means_outside_of_a_step() -> None:
     assert float(cavs.data.mean(x, where=x > 2)) == 4 and float(cavs.data.mean(x, where=x > 9)) == 0
     half = jnp.ones(301, jnp.bfloat16) * 3  # bfloat16 cannot count to 301
     assert cavs.data.mean(half, where=half > 0) == 3 and cavs.data.mean(half, where=half > 0).dtype == jnp.bfloat16
+    assert cavs.data.mean(x > 2) == 0.5 and cavs.data.mean(jnp.full(300, 2, jnp.uint8)) == 2
+    assert cavs.data.mean(jnp.full(70_000, 100, jnp.float16)) == 100  # whose sum, and number, are infinite in float16
     for where, got in (((x > 2)[:3], r"bool\[3\]"), (x, r"float\d+\[6\]"), ((x > 2)[:, None], r"bool\[6, 1\]")):
         with pytest.raises(ValueError, match=rf"mean: where: got {got}; expected bool\[6\], as x has. Write where=labels"):
             cavs.data.mean(x, where=where)

@@ -48,10 +48,19 @@ class ConfusionMatrix:
             labels: the names of the labels.
             true: int[N], indices of `labels`; -1 for rows that do not count.
             predicted: int[N].
+
+        Raises:
+            ValueError: the arrays have other lengths, or a row that counts has a number that is no index of `labels`.
         """
-        true, predicted = np.asarray(true), np.asarray(predicted)
-        has, size = true >= 0, len(labels)
-        pairs = true[has].astype(np.int64) * size + predicted[has]
+        true, predicted, size = np.asarray(true), np.asarray(predicted), len(labels)
+        if true.shape != predicted.shape:
+            got = f"shape {predicted.shape}, and true of {true.shape}"
+            raise ValueError(f"ConfusionMatrix.of: predicted: got {got}; expected (N,) for both.")
+        has = true >= 0
+        for name, x in (("true", true[has]), ("predicted", predicted[has])):
+            if other := x[~np.isin(x, np.arange(size))].tolist():
+                raise ValueError(f"ConfusionMatrix.of: {name}: got {other[0]}; expected an index of the {size} labels.")
+        pairs = true[has].astype(np.int64) * size + predicted[has].astype(np.int64)
         return ConfusionMatrix(tuple(labels), np.bincount(pairs, minlength=size * size).reshape(size, size))
 
     @property

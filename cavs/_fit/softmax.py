@@ -66,14 +66,14 @@ def _loss(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: j
 
 def _bwd(derivatives: Derivatives, cotangents: Outputs) -> tuple[jax.Array | None, ...]:
     ct = cotangents[0]
-    return *(ct * d for d in derivatives), None, None
+    return *((ct * d).astype(d.dtype) for d in derivatives), None, None
 
 
 def _forward(
     h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array, derivative: bool
 ) -> tuple[Outputs, Derivatives | None]:
     rows, classes = h.shape[0], w.shape[1]
-    chunks = -(-rows // max(8, CHUNK_BYTES // (4 * classes) // 8 * 8))
+    chunks = max(1, -(-rows // max(8, CHUNK_BYTES // (4 * classes) // 8 * 8)))
     size = rows if chunks == 1 else -(-rows // chunks // 8) * 8  # equal chunks: with full ones, the last may be mostly padding
 
     def one(sums: list[jax.Array], chunk: tuple[jax.Array, ...]) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
@@ -84,7 +84,7 @@ def _forward(
         total = exp.sum(-1)
         picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], -1)[:, 0]
         nll = jnp.log(total) + top - picked
-        sums = [sums[0] + jnp.vdot(weight, nll), *sums[1:]]
+        sums = [sums[0] + (weight * nll).sum(dtype=sums[0].dtype), *sums[1:]]
         if not derivative:
             return sums, (nll, picked >= top)
         hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
@@ -95,14 +95,17 @@ def _forward(
         x = jnp.pad(x, ((0, chunks * size - rows), *((0, 0),) * (x.ndim - 1)))
         return x.reshape(chunks, size, *x.shape[1:])
 
-    sums = [jnp.zeros((), h.dtype), *((jnp.zeros_like(w), jnp.zeros_like(b)) if derivative else ())]
+    kind = jnp.result_type(h, w, b)
+    # The chunks are added up in float32: bfloat16 cannot count to 257.
+    sums = [jnp.zeros(s, jnp.result_type(kind, jnp.float32)) for s in ((), *((w.shape, b.shape) if derivative else ()))]
     sums = [vary(x, checked_axes()) for x in sums]
     if chunks == 1:
         sums, outs = one(sums, (h, labels, weight))
     else:
         sums, outs = lax.scan(one, sums, (split(h), split(labels), split(weight)))
         outs = [x.reshape(chunks * size, *x.shape[2:])[:rows] for x in outs]
-    return (sums[0], outs[0], outs[1]), (outs[2], sums[1], sums[2]) if derivative else None
+    found = (sums[0].astype(kind), outs[0], outs[1])
+    return found, (outs[2].astype(h.dtype), sums[1].astype(w.dtype), sums[2].astype(b.dtype)) if derivative else None
 
 
 _loss.defvjp(functools.partial(_forward, derivative=True), _bwd)

@@ -64,8 +64,13 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         return values
     graph = jnp.asarray(sched.graph)[: rows.pop()]
 
-    def total(x: jax.Array) -> jax.Array:  # padding is of graph G, which is dropped
-        return jax.ops.segment_sum(x, graph, graphs, indices_are_sorted=True)
+    def total(x: jax.Array) -> jax.Array:  # padding is of graph G, which is dropped; bfloat16 cannot count to 257
+        wide = jax.eval_shape(jnp.sum, x).dtype  # int32 for int8
+        wide = jnp.result_type(wide, jnp.float32) if jnp.issubdtype(wide, jnp.inexact) else wide
+        return jax.ops.segment_sum(x.astype(wide), graph, graphs, indices_are_sorted=True)
+
+    def like(found: jax.Array, x: jax.Array) -> jax.Array:
+        return found.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else found
 
     def top(x: jax.Array) -> jax.Array:
         return jax.ops.segment_max(x, graph, graphs, indices_are_sorted=True)
@@ -73,10 +78,15 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
     if reduce == "max":
         return jax.tree.map(top, values)
     if reduce == "sum":
-        return jax.tree.map(total, values)
+        return jax.tree.map(lambda x: like(total(x), x), values)
     if reduce == "mean":
         count = total(jnp.ones_like(graph))
-        return jax.tree.map(lambda x: total(x) / column(count, x), values)
+        return jax.tree.map(lambda x: like(total(x) / column(count, x), x), values)
     score = jnp.where(graph < graphs, jnp.asarray(score), 0)
     weight = jnp.exp(score - jax.lax.stop_gradient(top(score)).at[graph].get(mode="clip"))
-    return jax.tree.map(lambda x: total(column(weight, x) * x) / column(total(weight), x), values)
+
+    def weighted(x: jax.Array) -> jax.Array:
+        x = column(weight, x) * x
+        return like(total(x) / column(total(weight), x), x)
+
+    return jax.tree.map(weighted, values)

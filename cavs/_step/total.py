@@ -49,7 +49,7 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
     A graph or vertex without a label has the label -1, which loss functions take for the last class: write `where=labels >= 0`.
 
     Args:
-        x: an array of floats.
+        x: an array of numbers or booleans.
         where: bools of the same shape, the elements that count. The mean of no elements is 0.
 
     Returns:
@@ -59,12 +59,12 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
         ValueError: `where` has another shape than `x`, or other values than bools.
     """
     x = as_array(x, "mean: x")
+    kind = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.float32
+    x = x.astype(jnp.result_type(kind, jnp.float32))  # bfloat16 cannot count to 257
     if where is None:  # every device and every part has the same number
-        return total(x) / checkpoint_name(jnp.asarray(x.size * devices()[1], x.dtype), WHOLE_BATCH)
+        return (total(x) / checkpoint_name(jnp.asarray(x.size * devices()[1], x.dtype), WHOLE_BATCH)).astype(kind)
     where = as_array(where, "mean: where")
     if where.dtype != bool or where.shape != x.shape:
         got = f"{where.dtype}{list(where.shape)}"
         raise ValueError(f"mean: where: got {got}; expected bool{list(x.shape)}, as x has. Write where=labels >= 0.")
-    wide = jnp.result_type(x.dtype, jnp.float32)  # bfloat16 cannot count to 257
-    found = total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(wide)), 1)
-    return found.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else found
+    return (total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(x.dtype)), 1)).astype(kind)
