@@ -87,6 +87,8 @@ def test_last_batches() -> None:
     label = pad[-1].label[: sizes.sum()]
     assert (label[sizes[:2].sum() :] == -1).all() and (label[: sizes[:2].sum()] >= 0).all()
     unlabelled = cavs.from_lengths([1, 2, 3])
+    collated = [*cavs.data.Loader(GRAPHS, 8, last="pad", steps=1, collate=lambda sample: sample.sched)]
+    np.testing.assert_array_equal(collated[-1].label, pad[-1].label)
     with pytest.raises(ValueError, match="last: got 'pad' for graphs without labels"):
         cavs.data.Loader(unlabelled, 2, last="pad")
     present = cavs.data.Loader(unlabelled, 2, last="pad", steps=1, collate=lambda sample: sample.present)

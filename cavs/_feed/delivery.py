@@ -9,7 +9,7 @@ import numpy as np
 
 from cavs._feed.batches import Batches, joined, send
 from cavs._feed.plan import Epoch, Member, Planned
-from cavs._feed.settings import Sample, Settings, threads_of, with_rows
+from cavs._feed.settings import Sample, Settings, threads_of
 from cavs._feed.shapes import Shapes
 from cavs._feed.thread import prefetch
 from cavs._graphs.counted import counted
@@ -68,10 +68,9 @@ class Delivery:
         graphs = [[of[part] for part in parts] for of in planned.graphs]
         shapes, room = self._shapes.all[int(planned.shape[some[0]])], math.prod(axes)
         stacks = [s.stack(of, shape, room) for s, of, shape in zip(self._schedulers, graphs, shapes, strict=True)]
-        if self._settings.collate in (None, with_rows):
-            for i, part in enumerate(parts):
-                if part in planned.present:
-                    self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
+        for i, part in enumerate(parts):
+            if part in planned.present:
+                self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
         if self._settings.collate is None:
             of_members = zip(stacks, shapes, strict=True)
             tree = self._one_or_several([Schedule(stack.reshape(*axes, -1), shape) for stack, shape in of_members])
