@@ -240,6 +240,17 @@ def test_totals_that_parts_cannot_add_up_are_refused(loss, text):
         jax.grad(cavs.memory.sub_batched(loss))(1.0, [jnp.ones((2, 3))])
 
 
+def test_stacks_of_other_shapes_are_refused():
+    total = cavs.memory.sub_batched(lambda w, x: cavs.data.mean(w * x))
+    assert total(1.0, [jnp.ones((2, 3)), jnp.ones((5, 3))]) == 1
+    with pytest.raises(ValueError, match=r"sub_batched: stacks: got sub-batches of 2 shapes; .*Loader\(..., shapes=1\)"):
+        total(1.0, [jnp.ones((4, 4)), jnp.ones((1, 8))])
+    F = cavs.VertexFunction(lambda w, v: (v.scatter(v.gather(0) + w), v.push(v.gather(0) + w))[1], state=())
+    short, long = (jax.tree.map(lambda x: x[None], cavs.schedule(cavs.from_lengths([n] * 4))) for n in (1, 9))
+    with pytest.raises(ValueError, match="got sub-batches of 2 shapes"):
+        cavs.memory.sub_batched(lambda w, sched: cavs.data.total(cavs.run(F, w, sched)))(1.0, [short, long])
+
+
 def test_effects_happen_once_in_each_part(capsys):
     def loss(w, x):
         jax.debug.print("part {}", x[0])

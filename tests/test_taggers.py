@@ -125,3 +125,5 @@ def test_the_key_determines_dropout():
     np.testing.assert_array_equal(first, again)
     assert abs(np.asarray(first - other)).max() > 1e-3
     assert abs(np.asarray(first - program.run(params, *scheds, x))).max() > 1e-3
+    value, gradient = jax.value_and_grad(lambda x: vp.dropout(x, 1.0, jax.random.key(0)).sum())(jnp.ones(3))
+    assert value == 0 and gradient.tolist() == [0, 0, 0]  # a rate of 1 keeps nothing

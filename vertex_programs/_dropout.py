@@ -64,7 +64,7 @@ def dropout(x: Array, rate: float, key: Key | None) -> Array:
         bits = key.bits(math.prod(x.shape[1:])).reshape(x.shape)
     else:
         bits = jax.random.bits(key, x.shape, "uint16")
-    return jnp.where(bits < below, x / (1 - rate), 0)
+    return jnp.where(bits < below, x / max(1 - rate, 2**-16), 0)  # a rate of 1 keeps nothing, and has gradients of 0
 
 
 def split_key(key: K | None, count: int) -> Sequence[K | None]:

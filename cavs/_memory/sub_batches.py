@@ -94,6 +94,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
         the float arrays of `stacks`.
 
     Raises:
+        ValueError: when it is called, if sub-batches differ in their shapes.
         TypeError: when it is called, if `stacks` is not a list, or `loss` does not return a float scalar, adds a sum
             over graphs to a total, or takes totals inside a loop.
     """
@@ -120,6 +121,12 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
             raise TypeError(
                 f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write [batch] for "
                 "each batch of cavs.data.Loader(..., parts=8, steps=1)."
+            )
+        alike = {(jax.tree.structure(s), *((jnp.shape(x)[1:], jnp.result_type(x)) for x in jax.tree.leaves(s))) for s in stacks}
+        if len(alike) > 1:  # the loss is traced once
+            raise ValueError(
+                f"{function}: stacks: got sub-batches of {len(alike)} shapes; expected equal structures, shapes and dtypes in "
+                "all stacks. Write cavs.data.Loader(..., shapes=1)."
             )
         # Inside a `jax.shard_map` that checks types, what the result depends on differs between devices before it is read.
         axes = tuple(sorted(frozenset().union(*map(varying, jax.tree.leaves((params, stacks))))))
