@@ -77,6 +77,8 @@ def test_bleu_and_chrf_are_those_of_sacrebleu():
     assert found["bleu"] == sacrebleu.corpus_bleu(said, [want], tokenize="none").score < 100
     assert found["chrf"] == sacrebleu.corpus_chrf(said, [want]).score
     assert cavs.data.bleu(want, want)["bleu"] == pytest.approx(100)
+    with pytest.raises(ValueError, match="bleu: translations: got no texts; expected at least one"):
+        cavs.data.bleu([], [])
 
 
 def with_words(graphs, words):

@@ -258,12 +258,14 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, fl
 
     Raises:
         TypeError: texts are a str.
-        ValueError: there are more texts of one kind than of the other.
+        ValueError: there are no texts, or more of one kind than of the other.
         ModuleNotFoundError: the package sacrebleu is missing.
     """
     for name, texts in (("translations", translations), ("references", references)):
         if isinstance(texts, str):
             raise TypeError(f"bleu: {name}: got a str; expected one text per sentence. Write [text].")
+    if not len(translations):
+        raise ValueError("bleu: translations: got no texts; expected at least one.")
     if len(translations) != len(references):
         raise ValueError(f"bleu: references: got {len(references)} texts; expected {len(translations)}, one per translation.")
     metrics = optional_module("sacrebleu.metrics", MSG_SACREBLEU)

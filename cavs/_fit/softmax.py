@@ -48,8 +48,8 @@ def softmax_loss(
 
     Returns:
         The scalar sum of weight * nll over the rows, which is differentiable with respect to `h`, `w` and `b`; and, without
-        derivatives, `nll` float[N], the negative log-likelihoods, and whether the label is the most likely class, bool[N]. Rows
-        without a label are meaningless in `nll`, and `False` in the latter.
+        derivatives, `nll` float[N], the negative log-likelihoods, and whether the label is the most likely class, bool[N], also
+        if others are as likely. Rows without a label are meaningless in `nll`, and `False` in the latter.
     """
     h, w, b, labels = (jnp.asarray(x) for x in (h, w, b, labels))
     has = labels >= 0
