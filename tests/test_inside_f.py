@@ -204,3 +204,19 @@ def test_keys_of_vertices_need_no_padding_by_hand() -> None:
     padded = jax.tree.map(schedule.pad, inputs)
     got = jax.jit(lambda p, s, x: cavs.run(function, p, s, x))(params, schedule, padded)
     assert_close(got[:rows], want, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int8])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "softmax"])
+def test_narrow_states_of_many_children_add_up(dtype: Any, reduce: str) -> None:
+    graphs = cavs.from_parents([[600] * 600 + [-1]])
+
+    def fn(params: Any, v: Any) -> None:
+        of = (lambda h: (jnp.float16(0), h)) if reduce == "softmax" else (lambda h: h)
+        v.push(v.gather_all(of, reduce=reduce).astype(jnp.float32))
+        v.scatter(v.pull().astype(dtype))
+
+    F = cavs.VertexFunction(fn, state=jax.ShapeDtypeStruct((), dtype))
+    x = np.where(np.arange(601) < 300, 0, 4).astype(np.float32)  # the last children count as much as the first ones
+    want = {"sum": 1200 if dtype != jnp.int8 else np.int64(1200).astype(np.int8), "mean": 2, "softmax": 2}[reduce]
+    np.testing.assert_allclose(cavs.run(F, {}, cavs.schedule(graphs), x)[-1], want, rtol=0.01)

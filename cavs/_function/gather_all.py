@@ -44,15 +44,19 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
         score, value = score_and_value(out)
         top = jax.lax.stop_gradient(reduce_max(score, call))
         weight = jnp.exp(score - spread(top, call))
-        total = reduce_sum(weight, call)
-        return jax.tree.map(lambda x: reduce_sum(weight * x, call) / total, value)
+        total = reduce_sum(_wide(weight), call)
+
+        def mixed(x: ArrayLike) -> jax.Array:
+            x = weight * x
+            return (reduce_sum(_wide(x), call) / total).astype(x.dtype)
+
+        return jax.tree.map(mixed, value)
 
     def reduced(x: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)
         if reduce == "max":
             return reduce_max(_counted(x), call).astype(x.dtype)
-        total = reduce_sum(_counted(x), call)
-        return _mean(total, count) if reduce == "mean" else total
+        return _reduced(reduce_sum(_wide(x), call), count, reduce, x)
 
     return jax.tree.map(reduced, out)
 
@@ -121,8 +125,8 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
         x = jnp.asarray(x)
         if reduce == "max":
             return only(x, _least(x.dtype)).max(0)
-        total = only(_counted(x), 0).sum(0, _counted(x).dtype)
-        return _mean(total, count) if reduce == "mean" else total
+        wide = _wide(x)
+        return _reduced(only(wide, 0).sum(0, wide.dtype), count, reduce, x)
 
     if reduce != "softmax":
         return jax.tree.map(reduced, out)
@@ -151,9 +155,18 @@ def _counted(x: jax.Array) -> jax.Array:
     return x.astype(jnp.int32) if x.dtype == bool else x
 
 
-def _mean(total: jax.Array, count: jax.Array) -> jax.Array:
-    dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), total.dtype)).dtype  # a float for integers
-    return total.astype(dtype) / count.astype(dtype)
+def _wide(x: jax.Array) -> jax.Array:
+    """Converts what is added up: bfloat16 cannot count to 257, and int8 not to 128."""
+    x = _counted(x)
+    return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int32)
+
+
+def _reduced(total: jax.Array, count: jax.Array, reduce: str, x: jax.Array) -> jax.Array:
+    """Returns a sum or mean over children from the sum of what `_wide` returned for `x`."""
+    if reduce == "sum":
+        return total.astype(_counted(x).dtype)
+    dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), x.dtype)).dtype  # a float for integers
+    return (total / count.astype(jnp.promote_types(total.dtype, dtype))).astype(dtype)
 
 
 def _least(dtype: jnp.dtype) -> float | bool:
