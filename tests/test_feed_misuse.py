@@ -179,7 +179,7 @@ def test_numbers_of_a_state_that_jax_would_cut(meshed, of_32_bits):
             r"step: one: returned a state whose \['w'\] is float32\[1\]; expected float32\[2\]",
         ),
         (
-            lambda state: (state, {"loss": 1.0, "name": "a"}),
+            lambda state: (state, {"loss": 1.0, "name": "first"}),
             r"step: one: metrics: got a str at \['name'\]; expected only arrays",
         ),
         (lambda state: (state["w"], 1.0), "step: one: returned a state of structure .*; expected that of the old state"),
