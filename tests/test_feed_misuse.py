@@ -180,7 +180,7 @@ def test_numbers_of_a_state_that_jax_would_cut(meshed, of_32_bits):
         ),
         (
             lambda state: (state, {"loss": 1.0, "name": "first"}),
-            r"step: one: metrics: got a str at \['name'\]; expected only arrays",
+            r"step: one: metrics: got a str at \['name'\]; expected only arrays of numbers. Keep texts outside of the step",
         ),
         (lambda state: (state["w"], 1.0), "step: one: returned a state of structure .*; expected that of the old state"),
     ],

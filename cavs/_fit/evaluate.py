@@ -129,6 +129,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
             "cavs.data.Loader(graphs, 64, shuffle=False)."
         )
     compiled, out = _compiled(fun), None
+    (other,) = {*ROWS} - {rows}
     for batches in loader:
         for one, samples, present in _each(loader, batches, compiled(params, batches)):
             at, taken = _places(data, samples, present, rows)
@@ -137,7 +138,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
                 if not x.ndim or len(x) < needed or (len(x) != needed and rows == "graphs"):
                     raise ValueError(
                         f"predict: fun: got an array of shape {x.shape} of a batch of {counted(len(samples), 'graph')}; "
-                        f"expected a row for each of the {rows}. Write rows={ROWS[rows == ROWS[0]]!r} for other rows."
+                        f"expected a row for each of the {rows}. Write rows={other!r} if it has a row for each of the {other}."
                     )
             total = len(data) if rows == "graphs" else data.num_vertices
             out = jax.tree.map(lambda x, n=total: np.zeros((n, *x.shape[1:]), x.dtype), one) if out is None else out

@@ -12,10 +12,11 @@ EQUINOX = (
 )
 
 
-def as_arrays(tree: PyTree, where: str) -> PyTree:
+def as_arrays(tree: PyTree, where: str, cure: str = EQUINOX) -> PyTree:
     """Returns `tree` with all leaves as JAX arrays.
 
-    Raises `TypeError` if a leaf is not an array; the message names the argument `where`, and the first such leaf.
+    Raises `TypeError` if a leaf is not an array; the message names the argument `where`, and the first such leaf. It
+    ends with `cure` if the leaf is no array of NumPy, either.
     """
     try:
         return jax.tree.map(jnp.asarray, tree)
@@ -25,9 +26,7 @@ def as_arrays(tree: PyTree, where: str) -> PyTree:
                 jnp.asarray(leaf)
             except (TypeError, ValueError) as error:
                 got = f"an array of {leaf.dtype}" if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
-                hint = (
-                    "Write np.asarray(rows, np.float32), or numbers in place of names." if hasattr(leaf, "dtype") else EQUINOX
-                )
+                hint = "Write np.asarray(rows, np.float32), or numbers in place of names." if hasattr(leaf, "dtype") else cure
                 raise TypeError(
                     f"{where}: got {got} at {jax.tree_util.keystr(path) or 'the root'}; expected only arrays of numbers. {hint}"
                 ) from error

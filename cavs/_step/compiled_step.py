@@ -235,7 +235,7 @@ def checked(fun: Any) -> Any:
                     f"step: {name}: returned a state whose {jax.tree_util.keystr(path) or 'array'} is {now}; expected {was}, "
                     f"as in the old state.{write}"
                 )
-        return new, as_arrays(metrics, f"step: {name}: metrics")
+        return new, as_arrays(metrics, f"step: {name}: metrics", "Keep texts outside of the step.")
 
     return one
 

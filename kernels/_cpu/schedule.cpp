@@ -166,8 +166,8 @@ void Batch::read_graph(int64_t graph, int64_t first, int64_t size) {
   work_[graph] = (int32_t)inner;
 }
 
-// The counting sort. Graphs are read one after another, which writes to each level in order. Leaves count their edges, too: whether
-// the next vertex is a leaf is a branch that processors mispredict.
+// The counting sort. Graphs are read one after another, which writes to each level in order. Leaves are treated as inner vertices
+// are: whether the next vertex is a leaf is a branch that processors mispredict.
 void Batch::place() {
   int64_t keys = (int64_t)count_.size(), kinds = num_kinds_;
   next_.resize(keys), to_inner_.resize(keys);
