@@ -117,7 +117,7 @@ def _launch(
         scratch_types=list(scratch.values()),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=getattr(plgpu, "InterpretGPUParams")() if config.interpret else None,  # noqa: B009  (of jax 0.11)
-        **_grid(config, blocks, config.cluster(program.unit)),
+        **_grid(config, blocks, config.split),
     )
     out = kernel(*arrays.tensors.values(), *packed, constants[None], integers, *held.values(), counted)
     left = {name: jax.freeze(ref) for name, ref in held.items()}

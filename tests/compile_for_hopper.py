@@ -61,7 +61,7 @@ compile_step(vp.BinaryTreeLSTM(512, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 
 compile_step(vp.LSTM(256, 64), cavs.from_lengths([20] * 16), 64)
 with jax.default_matmul_precision("BF16_BF16_F32"):
     compile_step(vp.NaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
-fields = {"hb": 16, "groups": 4, "clustered": False, "rows": 8, "warpgroups": 2, "tight": False, "split": 2}
+fields = {"hb": 16, "groups": 4, "rows": 8, "warpgroups": 2, "tight": False, "split": 2, "registers": False}
 divided = Persistent(layouts=Layouts(lambda level, forward, config: dataclasses.replace(config, **fields)))
 compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64, divided)
 streaming = Persistent(

@@ -17,10 +17,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from cavs.kernels._layout.config import LaunchConfig
-from cavs.kernels._layout.pack import RING_ORDER, PackedWeight, pack_weights
+from cavs.kernels._layout.pack import RING_ORDER, PackedWeight
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import stored_as
+from tests.packing import pack_weights
 
 _Read: TypeAlias = tuple[Ref, jax.Array]  # a tensor, and for each row of a tile which of its rows a product reads
 
@@ -42,9 +43,9 @@ def begin_ring(ring: Ref, config: LaunchConfig) -> None:
     """Does nothing: `wide_product` reads the weights where they are."""
 
 
-def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: bool, spins: int) -> None:
+def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, spins: int) -> None:
     """Does nothing: there is one thread block."""
-    del counters, slot, target, clustered, spins
+    del counters, slot, target, spins
 
 
 def copy_weights(

@@ -223,7 +223,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
 
 
 def _spread(level: Any, forward: bool, config: Any) -> Any:
-    return dataclasses.replace(config, spread=True, dataflow=False, clustered=False)
+    return dataclasses.replace(config, spread=True, dataflow=False)
 
 
 class NotForThisEngine(Exception):

@@ -25,11 +25,12 @@ from cavs.kernels import H200, Target, persistent
 from cavs.kernels._layout import tuned
 from cavs.kernels._layout.config import PARTS, LaunchConfig
 from cavs.kernels._layout.layout import layout_of
-from cavs.kernels._layout.pack import PackedWeight, pack_weights
+from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels.precision import PRECISIONS
 from tests.lower_for_hopper import compile_for_hopper
 from tests.markdown import blocks
 from tests.odd_graphs import chain, joined, random_binary_tree
+from tests.packing import pack_weights
 
 
 def plan_of(hidden: int) -> Any:

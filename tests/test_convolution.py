@@ -24,8 +24,9 @@ from bench import convolution as bench, networks
 from cavs._convolution import choice as choice_module, conv as conv_module, layouts, primitives
 from cavs.kernels import H200, ConvolutionSizes, Distances, Target, convolve
 from cavs.kernels._tasks.mapping import FILTER, INPUT, OUTPUT, PRODUCT, TaskCounts, task_mapping
-from cavs.kernels._tasks.winograd import matrices, staged, staged_gradient
+from cavs.kernels._tasks.winograd import matrices
 from tests.slow import few
+from tests.staged_convolution import staged, staged_gradient
 
 needs_jax_11 = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the launch needs jax 0.11")
 SAME = ((1, 1), (1, 1))

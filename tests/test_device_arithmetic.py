@@ -22,10 +22,10 @@ if jax.__version_info__ < (0, 11):
 from cavs._run.plans import plan_of
 from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.layout import layout_of
-from cavs.kernels._layout.pack import pack_weights
-from cavs.kernels._mosaic import operands, reads, weights as _mosaic_weights
+from cavs.kernels._mosaic import held, operands, reads, weights as _mosaic_weights
 from cavs.kernels.precision import PRECISIONS
 from tests.device_numbers import WORD, bits, compute_numbers
+from tests.packing import pack_weights
 from tests.slow import few
 
 
@@ -65,7 +65,7 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
     arith = SimpleNamespace(cmpf=lambda predicate, a, b: np.isnan(a), CmpFPredicate=SimpleNamespace(UNO=None))
     functions = {"arith": arith, "load_element": lambda ref, *at: ref[at], "to_tf32": lambda values, precision: values}
-    compute_numbers(monkeypatch, (_mosaic_weights, operands, reads), ptx=memory.ptx, _spread=spread, **functions)
+    compute_numbers(monkeypatch, (_mosaic_weights, held, operands, reads), ptx=memory.ptx, _spread=spread, **functions)
     return memory
 
 
@@ -91,7 +91,7 @@ def test_products_find_the_weights_that_were_copied(
 ) -> None:
     """For each CTA, warp, tile, step of K and some lanes: the registers of `mma.sync`'s left operand."""
     level = level_of(forward)
-    config = LaunchConfig(hb, 1, False, 8, 1, precision, resident, tight, split=split)
+    config = LaunchConfig(hb, 1, 8, 1, precision, resident, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
     rng, chunk = np.random.default_rng(0), PRECISIONS[precision].chunk
     weights = {p.offset: rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed}
@@ -113,7 +113,10 @@ def test_products_find_the_weights_that_were_copied(
             w = weights[weight.offset] if part.axis == 0 else weights[weight.offset].T
             per_warp = spec.chunks // spec.splits
             for warp, lane in itertools.product(range(spec.splits), (6, 29)):
-                left = operands.WeightReader(*cast(Any, (0, warp, lane)))
+                left: Any = operands.WeightReader(*cast(Any, (0, warp, lane)))
+                if resident and not tight and hb % 16 == 0 and PRECISIONS[precision].terms == 1:  # then registers may hold them
+                    read = held.read_all(layout.specs(), cast(Any, 0), cast(Any, 128 + 32 * warp + lane))
+                    left = held.HeldReader(cast(Any, SimpleNamespace(registers=np.array(read, object))), layout.specs())
                 for m, c, step in itertools.product(range(weight.tiles), range(per_warp), range(2)):
                     got = left.read(spec, weight, m, c, step)
                     k = ((cta % split * spec.splits + warp) * per_warp + c) * chunk + lane % 4 * chunk // 4 + step * chunk // 8
@@ -141,7 +144,7 @@ def test_a_kernel_packs_the_words_of_the_interpreter(
 ) -> None:
     """Of weights that tf32 holds, which the two would round to nearest in other ways, times a power of two."""
     level = level_of(forward=False)
-    config = LaunchConfig(hb, 1, False, 8, 1, precision, False, tight, split=split)
+    config = LaunchConfig(hb, 1, 8, 1, precision, False, tight, split=split)
     layout, memory, rng = layout_of(level, config), emit_numbers(monkeypatch), np.random.default_rng(0)
     monkeypatch.setattr(_mosaic_weights, "_inverse", lambda x: 1 / x)
     weights = [rng.integers(-1000, 1000, p.variable.aval.shape).astype(np.float32) for p in layout.packed]
@@ -170,7 +173,7 @@ def test_products_read_the_rows_of_their_part_of_k(
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((128,), jnp.float32))
     level = lower.recurrence_of(plan, None, True).program
-    layout = layout_of(level, LaunchConfig(16, 1, False, 8, 1, precision, True, split=split))
+    layout = layout_of(level, LaunchConfig(16, 1, 8, 1, precision, True, split=split))
     emit_numbers(monkeypatch)
     size, row, width = 4 if dtype == "f32" else 2, 5, 1024
     specs = layout.specs()

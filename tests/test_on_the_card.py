@@ -1,6 +1,7 @@
 """Engine `persistent` on a GPU: values, bits, waits; every test is marked `gpu`."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import cavs
 from cavs import vertex_programs
 from cavs._engines.persistent import wide_levels
+from cavs._engines.persistent.chip import candidates
 from cavs._function import products
 from cavs.kernels import H200, Target, tuned
 from cavs.kernels._layout.layout import layout_of
@@ -23,7 +25,7 @@ TF32 = "TF32_TF32_F32"  # named, so that no product is in float16 instead
 def divided(level: Any, config: Any, split: int, dataflow: bool) -> Any:
     """A layout in which so many CTAs of a cluster divide K of every product."""
     if split > 1:
-        config = dataclasses.replace(config, hb=16, groups=4, clustered=False, rows=8, warpgroups=2, tight=False, paired=False)
+        config = dataclasses.replace(config, hb=16, groups=4, rows=8, warpgroups=2, tight=False, paired=False, registers=False)
     return dataclasses.replace(config, split=split, dataflow=dataflow and level.flows)
 
 
@@ -45,7 +47,7 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
     if precision != "highest" and hidden == 128:  # the same bits whether CTAs meet or wait for numbers
 
         def other(level: Any, forward: bool, config: Any) -> Any:
-            return dataclasses.replace(config, dataflow=level.flows and not config.clustered and not config.dataflow)
+            return dataclasses.replace(config, dataflow=level.flows and not config.dataflow)
 
         with jax.default_matmul_precision(precision):
             met = values(make(hidden)[0], params, graphs, x, laid_out(other))
@@ -227,7 +229,7 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
 
     def choose(level: Any, forward: bool, config: Any) -> Any:
         groups = 128 * layout.get("hb", 16) // hidden
-        wanted = {"hb": 16, "groups": groups, "clustered": False, "tight": True, "split": 2, "paired": False, "dataflow": False}
+        wanted = {"hb": 16, "groups": groups, "tight": True, "split": 2, "paired": False, "dataflow": False, "registers": False}
         asked = dataclasses.replace(config, **wanted | layout)
         fits = layout_of(level, asked).shared_memory(asked) <= H200.shared_memory
         assert fits or forward, "backward they all fit"
@@ -243,6 +245,39 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "dataflow"), [(8, True), (16, False)])
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "LSTM", "ChildSumTreeLSTM", "GRU"])
+@pytest.mark.parametrize(("hidden", "precision", "tolerance"), [(512, None, 2e-3), (256, "BF16_BF16_F32", 2e-2)])
+def test_weights_in_registers_on_the_card(
+    name: str, hidden: int, rows: int, dataflow: bool, precision: str | None, tolerance: float
+) -> None:
+    """Levels of one and of several tiles a warpgroup. The bits are those with weights in shared memory."""
+    sizes = [int(n) for n in np.random.default_rng(3).integers(1, 12, 150)]
+    graphs = joined([chain(n) if name in ("LSTM", "GRU") else random_binary_tree(n, seed=n) for n in sizes])
+    make, _ = CASES[name]
+    _, params = make(hidden)
+    x, used = inputs_of(name, graphs, hidden), []
+
+    def choose(level: Any, forward: bool, config: Any, registers: bool) -> Any:
+        found = [c for c in candidates(level, config.precision, H200) if c.registers and c.rows == rows]
+        found = [c for c in found if c.dataflow == (dataflow and level.flows)]
+        used.extend(found)
+        return dataclasses.replace(found[0], registers=registers) if found else config
+
+    with jax.default_matmul_precision("highest"):
+        want = values(make(hidden)[0], params, graphs, x, "scan")
+    with jax.default_matmul_precision(precision):
+        got, same = (
+            values(make(hidden)[0], params, graphs, x, laid_out(functools.partial(choose, registers=registers)))
+            for registers in (True, False)
+        )
+    if not used:
+        pytest.skip("the weights do not fit in registers, or products are not in 16 bits")
+    assert_near(got, want, tolerance)
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, same)), strict=True))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("layout", [{"hb": 16, "groups": 8}, {"hb": 32, "groups": 16, "rows": 8, "split": 2}])
 @pytest.mark.parametrize("name", CASES)
 def test_spread_rows_on_the_card(name: str, layout: dict[str, Any]) -> None:
@@ -254,7 +289,7 @@ def test_spread_rows_on_the_card(name: str, layout: dict[str, Any]) -> None:
         batches = [random_binary_tree(700, seed=3), few]
     else:
         batches = [few]
-    wanted = {"clustered": False, "spread": True, "dataflow": False, "paired": False, "tight": False, "split": 1}
+    wanted = {"spread": True, "dataflow": False, "paired": False, "tight": False, "split": 1, "registers": False}
 
     def choose(level: Any, forward: bool, config: Any) -> Any:
         asked = dataclasses.replace(config, **wanted | layout)
@@ -301,7 +336,7 @@ def test_wide_levels_on_the_card(name: str, hidden: int, hb: int, dataflow: bool
         return dataclasses.replace(found, groups=found.groups if hb in (64, 256) else 3), 40  # one tile each, or more
 
     def choose(level: Any, forward: bool, config: Any) -> Any:
-        return dataclasses.replace(config, dataflow=dataflow and level.flows and not config.clustered)
+        return dataclasses.replace(config, dataflow=dataflow and level.flows)
 
     with jax.default_matmul_precision(TF32):
         got, again = (values(make(hidden)[0], params, graphs, x, laid_out(choose, wide)) for _ in range(2))
@@ -321,7 +356,7 @@ def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
     F, params = CASES["reset before the product"][0](128)  # a new F: nothing of it is compiled
     x = inputs_of("reset before the product", CHAINS)
     sched = cavs.schedule(CHAINS, scripts=True)
-    odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow, "split": split}
+    odd = {"hb": 8, "groups": 1, "spins": 0, "dataflow": dataflow, "split": split, "registers": False}
     engine = laid_out(lambda level, forward, config: dataclasses.replace(config, **odd))
     h = np.asarray(cavs.run(F, params, sched, x, engine=engine))
     assert np.isnan(h).all()

@@ -274,7 +274,7 @@ def test_two_halves_are_no_more_than_the_chip(name: str, multiprocessors: int) -
                 if config is not None:
                     found += 1
                     assert 2 * chip.num_thread_blocks(made.program, config) <= multiprocessors
-                    assert config.cluster(made.program.unit) == 1 and not config.wide
+                    assert config.split == 1 and not config.wide
     assert found or multiprocessors == 3
 
 

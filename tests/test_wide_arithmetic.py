@@ -89,7 +89,7 @@ def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, 
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((getattr(program, "inputs", 256),), jnp.float32))
     level = lower.recurrence_of(plan, None, forward).program
-    layout = layout_of(level, LaunchConfig(HB, 1, False, ROWS, 2, "tf32", False, wide=True))
+    layout = layout_of(level, LaunchConfig(HB, 1, ROWS, 2, "tf32", False, wide=True))
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed]
     ring = pack_ring(layout.packed, [jnp.asarray(w) for w in weights], level.unit, HB, "fp32")

@@ -11,6 +11,7 @@ from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._layout.specs import ProductSpec, Tile
 from cavs.kernels._program.arrays import Ref
 
+Weights: TypeAlias = Any  # a thread block's packed weights, in memory or in registers, in the form that the device has for them
 ProductRows: TypeAlias = Any  # the rows that products read, in the form that the device has for them
 
 
@@ -25,7 +26,7 @@ class Device(Protocol):
 
     def begin_ring(self, ring: Ref, config: LaunchConfig) -> None: ...
 
-    def group_barrier(self, counters: Ref, slot: jax.Array, target: jax.Array, clustered: bool, spins: int) -> None: ...
+    def group_barrier(self, counters: Ref, slot: jax.Array, target: jax.Array, spins: int) -> None: ...
 
     def copy_weights(
         self,
@@ -87,13 +88,15 @@ class Device(Protocol):
 
     def product_rows(self, tile: Tile, indices: Sequence[Ref | None], bases: Sequence[jax.Array]) -> ProductRows: ...
 
+    def hold_weights(self, specs: Sequence[ProductSpec], weights: Ref) -> Weights: ...
+
     def product(
         self,
         tile: Tile,
         specs: Sequence[ProductSpec],
         refs: Sequence[Ref],
         numbers: ProductRows,
-        weights: Ref,
+        weights: Weights,
         part: Ref,
         cta: jax.Array,
         counters: Ref,

@@ -36,7 +36,6 @@ from cavs.kernels._program.operations import (
     Spread,
     Store,
 )
-from cavs.kernels._program.order import in_order
 from cavs.kernels._program.widths import blocks, num_blocks
 
 # The row numbers of a tile: those of its products' sources (`None` without products), and of its vectors of indices.
@@ -76,7 +75,7 @@ class Values:
         launch, program = self._launch, self._launch.program
         own = None if program.valid == program.unit else program.valid - launch.block * launch.config.hb
         stores = sorted(self._phase.stores, key=lambda store: store.place.tensor not in launch.awaited)
-        for op in in_order(self._phase, tuple(stores)):
+        for op in self._phase.in_order(tuple(stores)):
             match op:
                 case Load():
                     self._known[op.value] = self._arrived(op)

@@ -25,7 +25,7 @@ class Strategy(Protocol):
     launch: Launch
 
     def begin(self) -> None:
-        """Sets up the launch's barriers in shared memory."""
+        """Sets up the launch's barriers in shared memory, and reads weights that stay in registers."""
         ...
 
     def end(self) -> None:
@@ -79,8 +79,8 @@ def run(strategy: Strategy) -> None:
         inverses = [buffers.tensors[scales[part.variable]] if part.variable in scales else None for part in packed]
         launch.device.copy_weights(packed, buffers.weights, inverses, launch.block, buffers.resident, unit, config)
     _clear_padding(launch)
-    strategy.begin()
     launch.device.sync()
+    strategy.begin()
     begin, end = strategy.level_range()
     count = end if begin is None else end - begin
     barriers = sum(map(strategy.has_barrier, range(len(launch.program.phases))))

@@ -63,9 +63,8 @@ class Launch:
         # Read once: values that are read after a store are read again.
         scalars = buffers.integers[SCALARS]
         self.scalars = [scalars[n] for n in range(scalars.shape[0])]
-        cluster = config.cluster(program.unit)
-        self.group, peer = lax.axis_index("group"), lax.axis_index("peer") if cluster > 1 else jnp.int32(0)
-        self.block = lax.axis_index("cluster") * cluster + peer if cluster < self.blocks else peer
+        self.group, peer = lax.axis_index("group"), lax.axis_index("peer") if config.split > 1 else jnp.int32(0)
+        self.block = lax.axis_index("cluster") * config.split + peer if config.split < self.blocks else peer
         self.wg = lax.axis_index("wg") if config.warpgroups > 1 else jnp.int32(0)
 
     def scalar(self, which: int | None) -> jax.Array:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cavs.kernels._body.device import Weights
 from cavs.kernels._body.evaluate import Values, Where
 from cavs.kernels._body.kernel import tile
 from cavs.kernels._body.launch import Launch
@@ -24,10 +25,14 @@ class Narrow:
     def __init__(self, launch: Launch):
         self.launch = launch
         self.ring = [] if launch.buffers.ring is None else [launch.buffers.ring]
+        self.weights: Weights = launch.buffers.resident
 
     def begin(self) -> None:
-        """Sets up the barriers of the thread blocks that divide K."""
-        self.launch.device.begin_exchange(self.ring, self.launch.config)
+        """Sets up the barriers of the thread blocks that divide K, and reads weights that stay in registers."""
+        launch = self.launch
+        launch.device.begin_exchange(self.ring, launch.config)
+        if launch.config.registers:
+            self.weights = launch.device.hold_weights(launch.layout.specs(), self.weights)
 
     def end(self) -> None:
         """Waits until no other thread block sends sums to this one."""
@@ -67,7 +72,7 @@ class Narrow:
         """Synchronises the group, or all thread blocks."""
         launch, config = self.launch, self.launch.config
         slot, blocks = (jnp.int32(1), launch.blocks * config.groups) if config.spread else (launch.group + 1, launch.blocks)
-        launch.device.group_barrier(launch.buffers.counters, slot, times * blocks, config.clustered, config.spins)
+        launch.device.group_barrier(launch.buffers.counters, slot, times * blocks, config.spins)
 
     def first_tiles(self, low: jax.Array, high: jax.Array) -> list[Where | None]:
         """Loads the row numbers of the first tile of each phase over rows; phases over edges load theirs when they begin."""
@@ -123,7 +128,7 @@ class Narrow:
         values.issue()
         if layout.specs:
             refs = [launch.buffers.tensors[source.tensor] for source in layout.sources]
-            weights = launch.buffers.weights[0] if launch.buffers.resident is None else launch.buffers.resident
+            weights = launch.buffers.weights[0] if self.weights is None else self.weights
             assert launch.buffers.sums is not None
             launch.device.product(
                 tile, layout.specs, refs, rows, weights, launch.buffers.sums, launch.block, launch.buffers.counters, *self.ring

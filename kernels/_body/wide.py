@@ -55,7 +55,7 @@ class Wide:
         """Synchronises all thread blocks."""
         launch, config = self.launch, self.launch.config
         target = times * (launch.blocks * config.groups)
-        launch.device.group_barrier(launch.buffers.counters, jnp.int32(1), target, config.clustered, config.spins)
+        launch.device.group_barrier(launch.buffers.counters, jnp.int32(1), target, config.spins)
 
     def first_tiles(self, low: jax.Array, high: jax.Array) -> list[Where | None]:
         """Loads nothing ahead: a tile takes far longer than loading its row numbers."""

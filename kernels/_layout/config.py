@@ -17,7 +17,6 @@ class LaunchConfig:
     Attributes:
         hb: The units that a thread block owns.
         groups: The number of groups of thread blocks, each with all weights.
-        clustered: Whether a group is a thread-block cluster.
         rows: The rows of a tile, which one warpgroup runs.
         warpgroups: The warpgroups of a thread block.
         precision: Of products: a name of `kernels.precision.PRECISIONS`.
@@ -34,13 +33,13 @@ class LaunchConfig:
             other sums (`_mosaic.exchange`).
         spread: Whether the groups share the rows of every level, so that one large graph occupies the chip. All thread blocks
             then synchronise before each level.
+        registers: Whether each warp keeps its part of the weights in registers (`_mosaic.held`).
         wide: Whether the launch runs the widest levels alone: `groups` share their rows tile by tile, and weights stream
             (`_mosaic.wide`).
     """
 
     hb: int
     groups: int
-    clustered: bool
     rows: int
     warpgroups: int
     precision: str
@@ -53,13 +52,10 @@ class LaunchConfig:
     dataflow: bool = False
     split: int = 1
     spread: bool = False
+    registers: bool = False
     wide: bool = False
 
     @property
     def chunk(self) -> int:
         """The elements of K that a product reads at a time."""
         return 32 if self.wide else PRECISIONS[self.precision].chunk
-
-    def cluster(self, unit: int) -> int:
-        """The thread blocks of a cluster, for vectors of `unit` elements."""
-        return unit // self.hb if self.clustered else self.split

@@ -19,7 +19,17 @@ RING_ORDER = np.array([16 * (s // 2) + 4 * (p % 4) + 2 * (s % 2) + p // 4 for s 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A packed weight.
+    """A weight of narrow levels, packed so that a lane reads its four registers of an `mma.sync` at once.
+
+    Thread block j has the columns of units j*hb to (j+1)*hb of each block of `unit` columns, in tiles of 16; the last tile may
+    have 8. Thread blocks that divide K have the columns of all of them, for their part of K. The words of a tile are ordered by
+    step of K, lane, and register. Lane 4g + t of step s of chunk c holds rows g and g + 8 of the tile, from
+    k = c * chunk + t * chunk / 4 + s * chunk / 8 on. This permutes K so that each lane of the other operand reads 16 bytes at
+    once.
+
+    A tf32 element has 19 bits, and products ignore the other 13. If a part is `tight`, the 12 words of three fragments, in the
+    order in which a warp multiplies them, become 8 words: a and b, with the bits of the third element in the ignored bits.
+    That element is (a << 19) + (b << 6), of which products again ignore the last 13 bits.
 
     Attributes:
         variable: The weight.
@@ -50,18 +60,12 @@ class PackedWeight:
         return self.width * self.k // (1 if PRECISIONS[precision].dtype is None else 2)
 
 
-def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
-    """Packs the weights of narrow levels so that a lane reads its four registers of an `mma.sync` at once.
+def pack_ring(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
+    """Packs the weights of wide products (`_mosaic.wide`), by chunks of 32 elements of K.
 
-    Thread block j has the columns of units j*hb to (j+1)*hb of each block of `unit` columns, in tiles of 16; the last tile may
-    have 8. Thread blocks that divide K have the columns of all of them, for their part of K. The words of a tile are ordered by
-    step of K, lane, and register. Lane 4g + t of step s of chunk c holds rows g and g + 8 of the tile, from
-    k = c * chunk + t * chunk / 4 + s * chunk / 8 on. This permutes K so that each lane of the other operand reads 16 bytes at
-    once.
-
-    A tf32 element has 19 bits, and products ignore the other 13. If a part is `tight`, the 12 words of three fragments, in the
-    order in which a warp multiplies them, become 8 words: a and b, with the bits of the third element in the ignored bits.
-    That element is (a << 19) + (b << 6), of which products again ignore the last 13 bits.
+    The parts of one product follow each other and share an `offset`. In a chunk, the columns of all its weights follow each
+    other, 128 bytes each, in `RING_ORDER`. The eight pieces of 16 bytes of a column lie where a matrix descriptor with a
+    128-byte swizzle expects them: piece n of column c at n ^ (c % 8).
 
     Args:
         parts: Where each weight goes.
@@ -73,46 +77,12 @@ def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], un
     Returns:
         float32 of shape (thread blocks, words).
     """
-    ctas = unit // hb
-    chunk, dtype, rounded = PRECISIONS[precision].chunk, PRECISIONS[precision].dtype, PRECISIONS[precision].rounded
-    out = []
-    for part, weight in zip(parts, weights, strict=True):
-        w = weight if part.axis == 0 else weight.T
-        k, split = part.k, w.shape[0] // part.k
-        w = w.reshape(split, k, -1, ctas // split, hb * split).transpose(3, 0, 2, 4, 1).reshape(ctas, part.width, k)
-        w = _rounded(w) if rounded else w
-        whole = part.width // 16 * 16
-        for columns, halves in ((w[:, :whole], 2), (w[:, whole:], 1)):
-            if not columns.shape[1]:
-                continue
-            if dtype is not None:
-                x = columns.astype(dtype).reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2, 2)
-                x = lax.bitcast_convert_type(x.transpose(0, 1, 4, 6, 3, 5, 7, 2, 8), jnp.float32)
-            else:
-                x = columns.reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2).transpose(0, 1, 4, 6, 3, 5, 7, 2)
-            out.append((_tight(x.reshape(ctas, -1, 2 * k // chunk, 32, 4), part) if part.tight else x).reshape(ctas, -1))
-    return jnp.concatenate(out, axis=1) if out else jnp.zeros((ctas, 4), jnp.float32)
-
-
-def pack_ring(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
-    """Packs the weights of wide products (`_mosaic.wide`), by chunks of 32 elements of K.
-
-    The parts of one product follow each other and share an `offset`. In a chunk, the columns of all its weights follow each
-    other, 128 bytes each, in `RING_ORDER`. The eight pieces of 16 bytes of a column lie where a matrix descriptor with a
-    128-byte swizzle expects them: piece n of column c at n ^ (c % 8).
-
-    Args:
-        parts, weights, unit, hb, precision: See `pack_weights`.
-
-    Returns:
-        float32 of shape (thread blocks, words).
-    """
     out = []
     for _, group in itertools.groupby(zip(parts, weights, strict=True), lambda pair: pair[0].offset):
         columns = []
         for part, weight in group:
             w = weight if part.axis == 0 else weight.T
-            w = _rounded(w) if PRECISIONS[precision].rounded else w
+            w = rounded_to_tf32(w) if PRECISIONS[precision].rounded else w
             shape = (unit // hb, w.shape[0] // 32, part.width, 8, 4)
             cta, chunk, column, piece, at = (lax.broadcasted_iota(jnp.int32, shape, n) for n in range(5))
             k = 32 * chunk + jnp.asarray(RING_ORDER)[4 * (piece ^ column % 8) + at]
@@ -121,19 +91,8 @@ def pack_ring(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit:
     return jnp.concatenate(out, axis=1)
 
 
-def _rounded(w: jax.Array) -> jax.Array:
+def rounded_to_tf32(w: jax.Array) -> jax.Array:
     """Rounds to the nearest tf32 value; products would truncate."""
     bits = lax.bitcast_convert_type(w, jnp.uint32)
     bits = (bits + 0xFFF + ((bits >> 13) & 1)) & jnp.uint32(0xFFFFE000)
     return jnp.where(jnp.isnan(w), w, lax.bitcast_convert_type(bits, jnp.float32))  # not carried into the sign
-
-
-def _tight(x: jax.Array, part: PackedWeight) -> jax.Array:
-    """(blocks, tiles, steps of K, lanes, registers) to (blocks, warps, triples, 2, lanes, registers)."""
-    ctas, tiles = x.shape[:2]
-    bits = lax.bitcast_convert_type(x, jnp.uint32).reshape(ctas, tiles, part.splits, -1, 32, 4)
-    bits = bits.transpose(0, 2, 3, 1, 4, 5).reshape(ctas, part.splits, -1, 32, 4)
-    bits = jnp.pad(bits, ((0, 0), (0, 0), (0, -bits.shape[2] % 3), (0, 0), (0, 0)), mode="edge")
-    one, two, three = jnp.moveaxis(bits.reshape(ctas, part.splits, -1, 3, 32, 4), 3, 0)
-    both = jnp.stack([one | (three >> 19) - (two >> 13) & 0x1FFF, two | three >> 6 & 0x1F80], 3)
-    return lax.bitcast_convert_type(both, jnp.float32)

@@ -18,7 +18,7 @@ def layout_text(program: LevelProgram, config: LaunchConfig) -> str:
     layout = layout_of(program, config)
     lines = [_grid(program, config), f"shared memory of a thread block: {layout.shared_memory(config)} bytes"]
     names = weight_names(program)
-    held = "shared memory" if config.resident else "L2"
+    held = "registers" if config.registers else "shared memory" if config.resident else "L2"
     for part in layout.packed:
         matrix = f"{names[part.variable]}{'.T' * part.axis}: {part.k} x {part.width} of a thread block"
         lines.append(f"{matrix}, from word {part.offset} of {layout.words} in {held}")
@@ -37,7 +37,7 @@ def _grid(program: LevelProgram, config: LaunchConfig) -> str:
     """How the thread blocks of a launch divide units and rows."""
     strategy = "wide" if config.wide else "narrow"
     count = program.unit // config.hb
-    blocks = f"{count} thread block{'s' * (count > 1)}{' in a cluster' * config.clustered}"
+    blocks = f"{count} thread block{'s' * (count > 1)}"
     tiles = f"{config.warpgroups} warpgroups with tiles of {config.rows} rows"
     return f"{strategy}: {config.groups} groups of {blocks}, each with {config.hb} units; {tiles}; {config.precision}"
 

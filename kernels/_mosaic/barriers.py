@@ -25,27 +25,18 @@ def cluster_barrier() -> None:
     ptx("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", [])
 
 
-def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: bool, spins: int) -> None:
+def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, spins: int) -> None:
     """Synchronises the thread blocks of a group: afterwards each of them sees what all of them wrote before.
 
-    A cluster has a barrier in hardware. In other groups each thread block adds one to the group's counter, and polls it until
-    it reaches `target`. After `spins` unsuccessful polls a thread block sets `counters[0]` and goes on, so that no launch
-    hangs. Once this flag is set, no thread block polls for long.
+    Each thread block adds one to the group's counter, and polls it until it reaches `target`. After `spins` unsuccessful polls
+    a thread block sets `counters[0]` and goes on, so that no launch hangs. Once this flag is set, none polls for long.
 
     Args:
         counters: int32 in global memory: a flag, then one counter for each group, 128 bytes apart.
         slot: An int32 scalar: the group's counter, in units of 128 bytes.
         target: An int32 scalar: the value of the counter when all thread blocks have arrived.
-        clustered: Whether the group is a cluster.
         spins: The number of polls.
     """
-    if clustered:
-
-        @inline_mgpu()
-        def emit_clustered(ctx: Context) -> None:
-            cluster_barrier()
-
-        return emit_clustered()
 
     @inline_mgpu(arg_types=(REF, SCALAR, SCALAR))
     def emit(ctx: Context, counters: MemRef, slot: Scalar, target: Scalar) -> None:

@@ -11,6 +11,7 @@ read is 16 bytes.
 
 from cavs.kernels._mosaic.barriers import group_barrier as group_barrier, sync as sync
 from cavs.kernels._mosaic.exchange import begin_exchange as begin_exchange, end_exchange as end_exchange
+from cavs.kernels._mosaic.held import hold_weights as hold_weights
 from cavs.kernels._mosaic.loads import load as load, number as number, prefetch as prefetch
 from cavs.kernels._mosaic.products import product as product
 from cavs.kernels._mosaic.reductions import segments as segments, whole_rows as whole_rows

@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.specs import ProductSpec, Tile
 from cavs.kernels._mosaic.exchange import Exchange
+from cavs.kernels._mosaic.held import HeldReader, HeldWeights
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, false, if_else, inline_mgpu
 from cavs.kernels._mosaic.operands import WeightReader, multiply, right_operand, scaled
 from cavs.kernels._mosaic.reads import POLLED, ChunkRead, Reader
@@ -39,7 +40,7 @@ def product(
     specs: Sequence[ProductSpec],
     refs: Sequence[Ref],
     numbers: jax.Array,
-    weights: Ref,
+    weights: Ref | HeldWeights,
     part: Ref,
     cta: jax.Array,
     counters: Ref,
@@ -53,19 +54,22 @@ def product(
         refs: For each source of each spec, a tensor in global memory, of shape (rows, width).
         numbers: The rows that each thread reads; see `product_rows`.
         weights: The thread block's packed weights as one vector in shared memory; if they stream, those of all thread blocks in
-            global memory.
+            global memory; or those in registers.
         part: The partial sums in shared memory, float32 of shape (slots of all warpgroups, rows, columns).
         cta: An int32 scalar: the number of this thread block in its group.
         counters: int32 in global memory; the first is set if a thread gives up polling.
         ring: The barriers of `_mosaic.exchange`, if thread blocks divide K.
     """
-    layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=1)
+    layout, kind, given, held = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=1), REF, weights, None
+    if isinstance(weights, HeldWeights):
+        given, held = weights
+        kind = plgpu.Layout.WG_STRIDED(given.shape, vec_size=1)
 
-    @inline_mgpu(arg_types=([REF] * len(refs), layout, REF, REF, SCALAR, SCALAR, SCALAR, REF, [REF] * (ring is not None)))
+    @inline_mgpu(arg_types=([REF] * len(refs), layout, kind, REF, SCALAR, SCALAR, SCALAR, REF, [REF] * (ring is not None)))
     def emit(ctx: Context, *arguments: Any) -> None:
-        _Product(specs, *arguments).emit()
+        _Product(specs, held, *arguments).emit()
 
-    emit(list(refs), numbers, weights, part, tile.row, tile.last, cta, counters, [] if ring is None else [ring])
+    emit(list(refs), numbers, given, part, tile.row, tile.last, cta, counters, [] if ring is None else [ring])
 
 
 class _Product(Reader):
@@ -74,9 +78,10 @@ class _Product(Reader):
     def __init__(
         self,
         specs: Sequence[ProductSpec],
+        held: Sequence[ProductSpec] | None,
         refs: Sequence[MemRef],
         numbers: Fragments,
-        weights: MemRef,
+        weights: Any,
         part: MemRef,
         row: Scalar,
         last: Scalar,
@@ -88,7 +93,9 @@ class _Product(Reader):
         self.exchange = Exchange(ring[0], part, peer, specs[0]) if ring else None
         super().__init__(specs, refs, numbers, row, last, peer, counters)
         self.spec, self.part = specs[0], part
-        if self.spec.resident:
+        if held:
+            self.weights = HeldReader(weights, held)
+        elif self.spec.resident:
             self.weights = address(weights, 3)
         else:
             own = int64(scalar(cta)) * (self.spec.words * 4)
@@ -125,7 +132,9 @@ class _Product(Reader):
     def _stream(self, which: list[int], groups: int) -> None:
         """The products of some specs, chunk after chunk; the rows of several chunks are in flight."""
         specs, spec = {n: self.specs[n] for n in which}, self.specs[which[0]]
-        weights = WeightReader(self.weights, self.warp, self.lane)  # what it reads is used in this branch only
+        weights = self.weights
+        if not isinstance(weights, HeldReader):
+            weights = WeightReader(weights, self.warp, self.lane)  # what it reads is used in this branch only
         pointers = {n: self.pointers(n, groups) for n in which}
         steps = [ChunkRead(pointers[n], c, n) for n in which for c in range(specs[n].chunks // spec.splits)]
         # Enough reads in flight to hide the latency of L2.
@@ -171,7 +180,7 @@ class _Product(Reader):
             self._store(totals, spec, True)
 
     def _multiply_chunk(
-        self, step: ChunkRead, weights: WeightReader, values: list[list[Register]], totals: Sums, groups: int
+        self, step: ChunkRead, weights: WeightReader | HeldReader, values: list[list[Register]], totals: Sums, groups: int
     ) -> None:
         """Adds the products of one chunk to `totals`; `values` are the registers of each pointer."""
         spec = self.specs[step.spec]

@@ -1,4 +1,4 @@
-"""Packs weights in the order in which `mma.sync` reads them, into shared or global memory; `_layout.pack` does it by XLA."""
+"""Packs weights in the order in which `mma.sync` reads them, into shared or global memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -38,7 +38,7 @@ def pack_weights(
     unit: int,
     config: LaunchConfig,
 ) -> jax.Array:
-    """Returns the words of `_layout.pack.pack_weights`, by one kernel: XLA transposes a weight in several passes over memory.
+    """Packs weights that stream: float32 of shape (thread blocks, words). XLA would transpose each in several passes.
 
     `inverses`: for each part `None`, or a vector of one power of two, by which the weight is divided.
     """

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from cavs.kernels._program.jaxprs import Domain, Eqn, Var, aval
+from cavs.kernels._program.jaxprs import Domain, Eqn, Var, aval, is_var
 from cavs.kernels._program.names import Index, Tensor
 
 # Where a value comes from, or goes to.
@@ -214,6 +214,33 @@ class Phase:
     def early_loads(self) -> tuple[Load, ...]:
         """The loads that are issued when a tile begins."""
         return tuple(load for load in self.of(Load) if load.early)
+
+    def in_order(self, stores: tuple[Store, ...]) -> Iterator[Operation]:
+        """Yields the operations that each store needs, and the store, for one store after another.
+
+        The products of a phase run before; a `Product` is yielded where its result is first needed.
+        """
+        producers: dict[Var, Operation] = {}
+        for op in self.operations:
+            if isinstance(op, Equation):
+                producers |= dict.fromkeys(op.eqn.outvars, op)
+            elif not isinstance(op, Store):
+                producers[op.value] = op
+        done: set[Operation] = set()
+
+        def needed(value: Var) -> Iterator[Operation]:
+            op = producers[value]
+            if op in done:
+                return
+            if isinstance(op, Equation):
+                for x in filter(is_var, op.eqn.invars):
+                    yield from needed(x)
+            done.add(op)
+            yield op
+
+        for store in stores:
+            yield from needed(store.value)
+            yield store
 
     def reads(self) -> set[Tensor]:
         """The tensors that operations other than products read."""

@@ -57,7 +57,6 @@ from cavs.kernels._program.operations import (
     Spread,
     Store,
 )
-from cavs.kernels._program.order import in_order
 from cavs.kernels._program.widths import num_blocks, stored_dtype
 
 
@@ -250,7 +249,8 @@ class _Cutter:
                 made[id(e)] = self.operation(e)
         stores = tuple(Store(v, place) for v, places in draft.stores.items() for place in places)
         everything = (*self.loads(draft, [e for e in made.values() if isinstance(e, Equation)]), *made.values())
-        ordered = tuple(op for op in in_order(Phase(draft.domain, everything, False), stores) if not isinstance(op, Store))
+        phase = Phase(draft.domain, everything, False)
+        ordered = tuple(op for op in phase.in_order(stores) if not isinstance(op, Store))
         loads = [op for op in everything if isinstance(op, Load)]
         return (*loads, *products, *(op for op in ordered if not isinstance(op, Load | Product)), *stores)
 

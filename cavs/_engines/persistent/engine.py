@@ -312,7 +312,8 @@ def _explain_launch(made: Recurrence, target: Target, shape: Shape | None) -> st
     program, config = made.program, configure(made, LaunchOptions(target), shape)
     layout = layout_of(program, config)
     size = layout.words * 4 * (program.unit // config.hb)
-    where = "stay in shared memory" if config.resident else "stream from L2 for every tile"
+    place = "registers" if config.registers else "shared memory"
+    where = f"stay in {place}" if config.resident else "stream from L2 for every tile"
     if not can_stay(made, target):
         where += f", as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
     where += ", three weights in two words" * config.tight

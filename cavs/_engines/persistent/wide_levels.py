@@ -79,7 +79,7 @@ def fitting(program: LevelProgram, hb: int, target: Target) -> list[LaunchConfig
     groups = target.multiprocessors * hb // program.unit
     if program.unit % hb or not groups or not any(phase.products for phase in program.phases):
         return []
-    config = LaunchConfig(hb, groups, False, 64, 2, "tf32", False, wide=True)
+    config = LaunchConfig(hb, groups, 64, 2, "tf32", False, wide=True)
     with contextlib.suppress(Unfit):
         layout = layout_of(program, config)
         held = layout.columns // 2 + max(32, 16 * max(map(_sources, layout.specs())))  # registers: sums, and rows in flight
