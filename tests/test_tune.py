@@ -73,6 +73,16 @@ def test_little_is_not_worth_another_layout(hopper: None, monkeypatch: pytest.Mo
     assert configs(of) == before and len(own()) == 2  # on record, so that it is not measured again
 
 
+def test_records_of_other_versions_are_measured_again(hopper: None) -> None:
+    of = example()
+    before, tasks = configs(of), list(tuning.tasks(*of, None, H200))
+    other = tuning.Timed(before[0], 1.0).record | {"clustered": True}
+    tuned.save(tuned.own_file("NVIDIA H200"), {tuning.key_of(task): other for task in tasks})
+    assert configs(of) == before and not any(chip.is_settled(task.made, H200, of[2].shape) for task in tasks)
+    cavs.tune(*of)
+    assert configs(of) != before and not any("clustered" in record for record in own().values())
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
