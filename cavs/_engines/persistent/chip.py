@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from cavs._schedule.schedule import Shape
 from cavs.kernels import PARTS, PRECISIONS, LaunchConfig, LevelProgram, Target, Unfit, layout_of, tuned
 
@@ -109,7 +111,7 @@ def in_registers(program: LevelProgram, layouts: Sequence[LaunchConfig]) -> list
         weights = sum(part.words(c.precision) // (32 * part.splits) for part in layout.packed)
         available = min(255, 65536 // (128 * c.warpgroups))
         for in_flight in (8, 12):
-            # Weights, sums, reads of 16 bytes, and 48 for the rest. By this rule, 60 layouts spilled at most 24 bytes.
+            # Weights, sums, reads of 16 bytes, and 48 for the rest. By this rule, 52 layouts spilled at most 16 bytes.
             if weights and weights + layout.columns * c.rows // 32 + 4 * in_flight + 48 <= available:
                 found.append(dataclasses.replace(c, in_flight=in_flight, registers=True))
     return list(dict.fromkeys(found))
@@ -131,7 +133,8 @@ def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float, graphs
     read = 0 if config.registers else layout.words * 4 / (128 * 1755 if config.resident else 8e4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128 + 1.6 * (config.split > 1)
     fixed, again = (0.9, 3.0) if config.dataflow else (1.8 if config.spread else 1.6, 1.0)
-    return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
+    size = (PRECISIONS[config.precision].dtype or np.dtype(np.float32)).itemsize
+    return fixed + again * mine * width * size / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
 def is_crowded(program: LevelProgram, config: LaunchConfig) -> bool:
