@@ -223,6 +223,11 @@ def test_aux_is_of_the_whole_batch_too(case):
     ("loss", "text"),
     [
         (
+            lambda w, x: jnp.sum(w * x) + w**2,
+            r"got a sum over graphs together with a term of the parameters alone .*data.total\(",
+        ),
+        (lambda w, x: -jax.jit(lambda w, x: w**2 - jnp.sum(w * x) / 2)(w, x), "got a sum over graphs together with a term"),
+        (
             lambda p, x: cavs.data.mean(p * x) + jnp.sum(p * x),
             "got values of one part of a batch together with cavs.data.total",
         ),

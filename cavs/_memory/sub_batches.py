@@ -96,7 +96,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
     Raises:
         ValueError: when it is called, if sub-batches differ in their shapes.
         TypeError: when it is called, if `stacks` is not a list, or `loss` does not return a float scalar, adds a sum
-            over graphs to a total, or takes totals inside a loop.
+            over graphs to a total, or a term of the parameters alone to a sum over graphs, or takes totals inside a loop.
     """
     if not callable(loss):
         raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")
