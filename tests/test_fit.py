@@ -115,6 +115,14 @@ def test_vectors_are_found_as_written_or_in_lower_case(tmp_path):
     np.testing.assert_array_equal(rows, [[1, 2], [5, 6], [0, 0], [1, 2]])
 
 
+def test_the_first_line_of_vectors_may_begin_with_a_mark_and_be_counts(tmp_path):
+    path = tmp_path / "glove.txt"
+    for first in (b"", b"20 2\n"):  # which is also a word
+        path.write_bytes(b"\xef\xbb\xbf" + first + b"the 1 2\n20 3 4\n")
+        found, rows = read_vectors(str(path), ["the", "20"])
+        assert found.all() and rows.tolist() == [[1, 2], [3, 4]]
+
+
 def test_a_broken_line_of_vectors_is_named(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_text("the 1 2\nbad 3\n")
