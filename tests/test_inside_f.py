@@ -238,3 +238,19 @@ def test_gradients_of_narrow_values_that_many_children_read_add_up(reduce: str, 
     x = jnp.ones(graphs.num_vertices, jnp.bfloat16)
     got = jax.grad(lambda x: cavs.run(F, {}, cavs.schedule(graphs), x)[600])(x)
     np.testing.assert_allclose(np.float32(got)[[0, 600]], [1, 600] if reduce == "sum" else [1 / 600, 0], rtol=0.01)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_gradients_of_narrow_parameters_add_up_over_many_levels(lazy: bool) -> None:
+    def fn(params: Any, v: Any) -> None:
+        h = v.gather(0) * 0 + params
+        v.scatter(h)
+        v.push(h)
+
+    state, optimizations = jax.ShapeDtypeStruct((), jnp.bfloat16), cavs.Optimizations(lazy=lazy)
+    F, sched = (
+        cavs.VertexFunction(fn, state=state, arity=1, optimizations=optimizations),
+        cavs.schedule(cavs.from_lengths([600])),
+    )
+    got = jax.grad(lambda p: cavs.run(F, p, sched).astype(jnp.float32).sum())(jnp.bfloat16(1))
+    np.testing.assert_allclose(np.float32(got), 600, rtol=0.01)
