@@ -113,7 +113,8 @@ def test_commands_are_suggested_as_the_user_started_cavs(name, environment, comm
 
 def test_a_toml_file_has_options_and_the_command_line_overrides_them(tmp_path, monkeypatch):
     (tmp_path / "my.toml").write_text(
-        '\ufeffhidden = 7\nlr = 1\nweight-decay = 0.5\nsave_every = 3\nmemory = 0.5\ntask = "lm"\nout = "here"\ntrain = "t.txt"\n'
+        "\ufeffhidden = 7\nlr = 1\nweight-decay = 0.5\nsave_every = 3\n"
+        'memory = 0.5\ntask = "lm"\nout = "here"\ntrain = "t.txt"\n'
     )
     seen = []
     monkeypatch.setattr(_command, "train", lambda *args: seen.append(args) or 0)
