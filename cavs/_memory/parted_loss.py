@@ -162,7 +162,8 @@ def _term_of_params(jaxpr: Jaxpr, count: int) -> Eqn | None:
     of_params, of_part = (depends(eqns, {*given}) for given in (jaxpr.invars[:count], jaxpr.invars[count:]))
     made_by = {v: e for e in eqns for v in e.outvars}
     while todo:
-        eqn = made_by.get(todo.pop())
+        x = todo.pop()
+        eqn = made_by.pop(x, None) if is_var(x) else None  # each equation once
         if eqn is None:
             continue
         read = [x for x in eqn.invars if is_var(x)]
