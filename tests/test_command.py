@@ -113,7 +113,8 @@ def test_commands_are_suggested_as_the_user_started_cavs(name, environment, comm
 
 def test_a_toml_file_has_options_and_the_command_line_overrides_them(tmp_path, monkeypatch):
     (tmp_path / "my.toml").write_text(
-        'hidden = 7\nlr = 1\nweight-decay = 0.5\nsave_every = 3\nmemory = 0.5\ntask = "lm"\nout = "here"\ntrain = "t.txt"\n'
+        "\ufeffhidden = 7\nlr = 1\nweight-decay = 0.5\nsave_every = 3\n"
+        'memory = 0.5\ntask = "lm"\nout = "here"\ntrain = "t.txt"\n'
     )
     seen = []
     monkeypatch.setattr(_command, "train", lambda *args: seen.append(args) or 0)
@@ -126,6 +127,12 @@ def test_a_toml_file_has_options_and_the_command_line_overrides_them(tmp_path, m
     assert type(options.lr) is float
 
 
+def test_an_empty_path_is_refused(capsys):
+    """As a shell passes a variable that is not set: a tenth of the training data would be held out."""
+    assert cli.main(["train", "t.txt", "--dev", ""]) == 2
+    assert "--dev: got an empty path; expected the path of a file. Omit it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -133,6 +140,7 @@ def test_a_toml_file_has_options_and_the_command_line_overrides_them(tmp_path, m
         ('hidden = "3"', "hidden: got '3'; expected a value of type int"),
         ("hidden = true", "hidden: got True; expected a value of type int"),
         ("hidden", "which is not TOML"),
+        ("max-steps = 1\nmax_steps = 2", "got 'max_steps' and 'max-steps'; expected each option once"),
     ],
 )
 def test_a_wrong_toml_file_is_refused(text, message, tmp_path, capsys):

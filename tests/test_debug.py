@@ -202,6 +202,20 @@ def test_nan_in_the_gradient_over_any_number_of_children_and_integers() -> None:
     assert line_of(report).startswith("h = jnp.where(z > 0, jnp.sqrt(z), 0)")
 
 
+def test_nan_of_a_function_without_a_derivative() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = jax.lax.while_loop(lambda h: h > 1, lambda h: h / 2, v.gather(0) + v.pull())
+        v.scatter(h)
+        v.push(jnp.sqrt(h))
+
+    F, chains = cavs.VertexFunction(fn, state=(), arity=1), joined([chain(2), chain(3)])
+    assert cavs.debug.find_nan(F, {}, chains, np.ones(5)) is None
+    report = cavs.debug.find_nan(F, {}, chains, np.array([1, 1, 1, -9, 1.0]))
+    assert report is not None and (report.where, report.row) == ("forward", 3)
+    with pytest.raises(ValueError, match="find_nan: inputs: got leaves of shapes .* axis of 5, one row per vertex"):
+        cavs.debug.find_nan(F, {}, chains, np.ones(4))
+
+
 def test_nan_outside_of_f() -> None:
     program, chains, x = vp.ElmanRNN(H, E, jnp.float64), joined([chain(2), chain(3)]), X[:5].copy()
     params, F = program.init(jax.random.key(0)), program.vertex_function()

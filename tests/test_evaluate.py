@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -176,6 +177,19 @@ def test_swapped_arguments_and_metrics_that_are_no_scalars_are_named():
     for metrics, told in ((jnp.zeros(()), "something else"), ({"a": jnp.zeros(3)}, r"{'a': \[3\]}")):
         with pytest.raises(TypeError, match=f"evaluate: fun: returned .*{told}.*; expected a dict of scalars. Write"):
             cavs.data.evaluate(lambda params, sched, m=metrics: m, 0, loader)
+
+
+def test_sums_of_one_device_and_parts_of_a_batch_are_named():
+    graphs = cavs.from_lengths([1, 2, 3, 4], label=np.arange(10))
+    count = lambda params, sched: {"count": jnp.sum(sched.label >= 0)}  # noqa: E731
+    whole = lambda params, sched: {"count": cavs.data.total(sched.label >= 0)}  # noqa: E731
+    for steps in (1, 2):
+        loader = cavs.data.Loader(graphs, 2, mesh=jax.make_mesh((1,), ("data",)), steps=steps)
+        assert cavs.data.evaluate(whole, 0, loader) == {"count": 10}
+        with pytest.raises(ValueError, match="evaluate: fun: got metrics that differ between devices; .* cavs.data.total"):
+            cavs.data.evaluate(count, 0, loader)
+    with pytest.raises(ValueError, match=r"Schedule.label: got a stack of schedules, \[2\], such as the parts of a batch; exp"):
+        cavs.data.evaluate(count, 0, cavs.data.Loader(graphs, 2, parts=2))
 
 
 # ---- commands ----

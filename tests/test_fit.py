@@ -53,15 +53,17 @@ def test_softmax_loss_and_its_derivative_are_those_of_whole_logits(monkeypatch, 
     labels = jnp.arange(37, dtype=jnp.int32) % 8 - 1
     weight = jnp.where(labels >= 0, 0.1 * jnp.arange(37), 0)
 
-    def naive(h, w, b):
+    def naive(h, w, b, weight):
+        weight = jnp.where(labels >= 0, weight, 0)
         nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w + b), jnp.maximum(labels, 0)[:, None], 1)[:, 0]
         return jnp.vdot(weight, nll)
 
-    def chunked(h, w, b):
+    def chunked(h, w, b, weight):
         return 2 * softmax_loss(h, w, b, labels, weight)[0]
 
-    np.testing.assert_allclose(chunked(h, w, b), 2 * naive(h, w, b), rtol=1e-12)
-    for got, want in zip(jax.grad(chunked, (0, 1, 2))(h, w, b), jax.grad(naive, (0, 1, 2))(h, w, b), strict=True):
+    args = h, w, b, weight
+    np.testing.assert_allclose(chunked(*args), 2 * naive(*args), rtol=1e-12)
+    for got, want in zip(jax.grad(chunked, (0, 1, 2, 3))(*args), jax.grad(naive, (0, 1, 2, 3))(*args), strict=True):
         np.testing.assert_allclose(got, 2 * want, rtol=1e-10, atol=1e-12)
     right = softmax_loss(h, w, b, labels, weight)[2]
     np.testing.assert_array_equal(right, jnp.argmax(h @ w + b, -1) == labels)  # never where there is no label
@@ -111,6 +113,14 @@ def test_vectors_are_found_as_written_or_in_lower_case(tmp_path):
     found, rows = read_vectors(str(path), ["The", "Bad", "nowhere", "the"])
     np.testing.assert_array_equal(found, [True, True, False, True])
     np.testing.assert_array_equal(rows, [[1, 2], [5, 6], [0, 0], [1, 2]])
+
+
+def test_the_first_line_of_vectors_may_begin_with_a_mark_and_be_counts(tmp_path):
+    path = tmp_path / "glove.txt"
+    for first in (b"", b"20 2\n"):  # which is also a word
+        path.write_bytes(b"\xef\xbb\xbf" + first + b"the 1 2\n20 3 4\n")
+        found, rows = read_vectors(str(path), ["the", "20"])
+        assert found.all() and rows.tolist() == [[1, 2], [3, 4]]
 
 
 def test_a_broken_line_of_vectors_is_named(tmp_path):

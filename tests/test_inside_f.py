@@ -220,3 +220,37 @@ def test_narrow_states_of_many_children_add_up(dtype: Any, reduce: str) -> None:
     x = np.where(np.arange(601) < 300, 0, 4).astype(np.float32)  # the last children count as much as the first ones
     want = {"sum": 1200 if dtype != jnp.int8 else np.int64(1200).astype(np.int8), "mean": 2, "softmax": 2}[reduce]
     np.testing.assert_allclose(cavs.run(F, {}, cavs.schedule(graphs), x)[-1], want, rtol=0.01)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_gradients_of_narrow_values_that_many_children_read_add_up(reduce: str, levels: int) -> None:
+    """bfloat16 cannot count to 257: neither the children that read a value of their parent, nor those that share a maximum."""
+    graphs = cavs.from_parents([[600] * 600 + [*range(601, 600 + levels), -1]])
+
+    def fn(params: Any, v: Any) -> None:
+        x = v.pull()
+        found = v.gather_all(lambda h: h * x if reduce == "sum" else h, reduce=reduce)
+        v.scatter(x + 0 * found)
+        v.push(found.astype(jnp.float32))
+
+    F = cavs.VertexFunction(fn, state=jax.ShapeDtypeStruct((), jnp.bfloat16))
+    x = jnp.ones(graphs.num_vertices, jnp.bfloat16)
+    got = jax.grad(lambda x: cavs.run(F, {}, cavs.schedule(graphs), x)[600])(x)
+    np.testing.assert_allclose(np.float32(got)[[0, 600]], [1, 600] if reduce == "sum" else [1 / 600, 0], rtol=0.01)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_gradients_of_narrow_parameters_add_up_over_many_levels(lazy: bool) -> None:
+    def fn(params: Any, v: Any) -> None:
+        h = v.gather(0) * 0 + params
+        v.scatter(h)
+        v.push(h)
+
+    state, optimizations = jax.ShapeDtypeStruct((), jnp.bfloat16), cavs.Optimizations(lazy=lazy)
+    F, sched = (
+        cavs.VertexFunction(fn, state=state, arity=1, optimizations=optimizations),
+        cavs.schedule(cavs.from_lengths([600])),
+    )
+    got = jax.grad(lambda p: cavs.run(F, p, sched).astype(jnp.float32).sum())(jnp.bfloat16(1))
+    np.testing.assert_allclose(np.float32(got), 600, rtol=0.01)

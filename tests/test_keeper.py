@@ -112,6 +112,20 @@ def test_a_score_that_is_no_number_is_the_lowest(tmp_path: Path) -> None:
     assert keeper.best is not None and keeper.best["epoch"] == 4 and len(keeper.history) == 5
 
 
+def test_metrics_are_numbers_of_python_numpy_and_jax(tmp_path: Path) -> None:
+    with keep(tmp_path) as keeper:
+        state = keeper.restore(start())
+        for _ in keeper:
+            with pytest.raises(
+                TypeError, match="Keeper.add: sums: got 0.5; expected a dict of numbers. Write {'loss': values}"
+            ):
+                keeper.add(state, 0.5)  # type: ignore
+            if keeper.add(state, {"loss": 0.5, "count": np.int64(1), "right": np.ones(2)}):
+                keeper.score(state, {"loss": jnp.float32(0.25)})
+        assert [record["train"] for record in keeper.history] == [{"loss": 1.5, "count": 3, "right": 6}] * 3
+        assert json.loads((tmp_path / "history.json").read_text())[0]["held_out"] == {"loss": 0.25}
+
+
 @pytest.mark.parametrize(
     ("how", "error", "text"),
     [

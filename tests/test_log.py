@@ -66,6 +66,12 @@ def test_a_report_has_means_speed_and_where_the_time_goes(tmp_path: Path) -> Non
         for _ in again:
             log(np.zeros(2))
     assert found[-1]["step"] == 12
+    late = cavs.data.Loader(GRAPHS, 2, steps=2)
+    with cavs.data.Log(late, found.append) as log:
+        late.restore(loader.state())  # after the log was created
+        for _ in late:
+            log(np.full(2, float(late.batch)))
+    assert (found[-1]["step"], found[-1]["loss"]) == (12, 3)
     assert threads() == 0
 
 

@@ -43,6 +43,8 @@ MALFORMED = [
     ("a.jsonl", "[1]", 1, r"'\[1\]'", "a JSON object: {...}"),
     ("a.jsonl", "[" * 100_000, 1, r"'\[{57}\.\.\.'", r"a JSON object \(maximum recursion depth"),
     ("a.jsonl", '{"children": [' + "9" * 5000 + "]}", 1, "'{", "a JSON object"),
+    ("a.jsonl", '{"children": [[]], "label": 1, "label": 2}', 1, "'{", "each key once, not 'label' again"),
+    ("a.jsonl", '{"children": [[]], "x": {"a": [1], "a": [2]}}', 1, "'{", "each key once, not 'a' again"),
     ("a.jsonl", '{"children": [[]], "words": []}', 1, "'{", "only the keys children, edges, .*, not 'words'"),
     ("a.jsonl", '{"inputs": []}', 1, "'{", "either 'children', or 'edges' with 'num_vertices'"),
     ("a.jsonl", '{"children": [[]], "edges": []}', 1, "'{", "either 'children', or 'edges' with 'num_vertices'"),

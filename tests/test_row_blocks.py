@@ -66,6 +66,19 @@ def test_blocks_equal_the_loop_over_vertices(name: str) -> None:
     assert_close(alone, truth(name, batch)[0], 1e-10 * program.tolerance)
 
 
+def test_gradients_of_many_blocks_add_up_in_32_bits() -> None:
+    """bfloat16 cannot count to 257."""
+
+    def fn(params: Any, v: Any) -> None:
+        v.scatter(v.pull() * params)
+        v.push(v.pull() * params)
+
+    F, schedule, x = cavs.VertexFunction(fn, state=()), cavs.schedule(cavs.from_lengths([1] * 600)), jnp.ones(600, jnp.bfloat16)
+    with in_blocks_of(1) as used:
+        got = jax.grad(lambda p: cavs.run(F, p, schedule, x, engine="scan").astype(jnp.float32).sum())(jnp.bfloat16(1))
+    assert "leaves" in used and got == 600
+
+
 @pytest.mark.parametrize(
     ("engine", "seed"), few([*(("scan", seed) for seed in (0, 2)), pytest.param(INTERPRET, 0, marks=INTERPRETER)], 1)
 )

@@ -185,3 +185,9 @@ def test_ranks_are_never_promoted_silently() -> None:
             for reduce in ("mean", "max"):
                 loss = lambda p: (cavs.readout(cavs.run(F, p, sched, x), sched, reduce) ** 2).sum()  # noqa: B023, E731
                 assert jnp.isfinite(jax.grad(loss)(p)).all()
+    tagger, chains = cavs.vertex_programs.BiLSTMTagger(labels=3, hidden=4, inputs=H, dropout=0.5), cavs.from_lengths([2, 3])
+    sched, back = cavs.schedule(chains), cavs.schedule(chains.reversed())
+    with jax.numpy_rank_promotion("raise"):
+        keys = cavs.vertex_programs.vertex_keys(jax.random.key(0), sched, np.arange(2))
+        logits = tagger.run(tagger.init(jax.random.key(0)), sched, back, sched.pad(np.ones((5, H), np.float32)), key=keys)
+        assert jnp.isfinite(cavs.data.softmax_loss(logits, jnp.eye(3), jnp.ones(3), jnp.zeros(len(logits), int))[0])

@@ -223,6 +223,11 @@ def test_aux_is_of_the_whole_batch_too(case):
     ("loss", "text"),
     [
         (
+            lambda w, x: jnp.sum(w * x) + w**2,
+            r"got a sum over graphs together with a term of the parameters alone .*data.total\(",
+        ),
+        (lambda w, x: -jax.jit(lambda w, x: w**2 - jnp.sum(w * x) / 2)(w, x), "got a sum over graphs together with a term"),
+        (
             lambda p, x: cavs.data.mean(p * x) + jnp.sum(p * x),
             "got values of one part of a batch together with cavs.data.total",
         ),
@@ -293,3 +298,11 @@ def test_constants_of_numpy_are_inputs_inside_of_a_loss() -> None:
     parts = [jax.tree.map(lambda x, i=i: x[i], stack) for stack in stacks for i in range(len(jax.tree.leaves(stack)[0]))]
     each = [jax.grad(loss)(params, part) for part in parts]
     assert_close(of_stacks, jax.tree.map(lambda *grads: sum(grads), *each), 1e-5)
+
+
+@pytest.mark.parametrize("total", [jnp.sum, cavs.data.total])
+def test_gradients_of_many_parts_add_up_in_32_bits(total):
+    """bfloat16 cannot count to 257."""
+    loss = cavs.memory.sub_batched(lambda w, x: total(w * x))
+    value, gradient = jax.value_and_grad(loss)(jnp.bfloat16(1), [jnp.ones((600, 1), jnp.bfloat16)])
+    assert value.dtype == gradient.dtype == jnp.bfloat16 and (value, gradient) == (600, 600)

@@ -40,6 +40,16 @@ def test_a_column_is_chosen(tmp_path):
         assert list(read_tagged(str(tmp_path / name), column).label_names) == want
 
 
+def test_a_cell_without_a_label_is_no_label_and_one_without_a_word_is_named(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("Ada\tX\t\nmet\t\tY\n")
+    graphs = read_tagged(str(path))
+    assert graphs.label.tolist() == [-1, 0] and graphs.label_names == ("Y",)
+    path.write_text("Ada\tX\n\tY\n")
+    with pytest.raises(cavs.io.FormatError, match=r"a.tsv, line 2: got '\\tY'; expected a word and its label"):
+        read_tagged(str(path))
+
+
 def test_plain_text_is_for_prediction(tmp_path):
     path = tmp_path / "plain.txt"
     path.write_text("Ada met  Paris\n\nyes\n")

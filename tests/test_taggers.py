@@ -127,3 +127,17 @@ def test_the_key_determines_dropout():
     assert abs(np.asarray(first - program.run(params, *scheds, x))).max() > 1e-3
     value, gradient = jax.value_and_grad(lambda x: vp.dropout(x, 1.0, jax.random.key(0)).sum())(jnp.ones(3))
     assert value == 0 and gradient.tolist() == [0, 0, 0]  # a rate of 1 keeps nothing
+
+
+def test_gradients_of_a_letter_that_is_read_often_add_up_in_32_bits():
+    """bfloat16 cannot count to 257."""
+    graphs, back = map(cavs.schedule, chains([1] * 1200))
+    letters = np.zeros(graphs.shape.vertices, np.int32)
+
+    def gradient(dtype):
+        program = vp.CharBiLSTMTagger(labels=2, hidden=2, inputs=2, characters=2, char_inputs=1, mlp=2)
+        params = jax.tree.map(lambda x: x.astype(dtype), program.init(jax.random.key(0)))
+        of = lambda table: program.vectors(params | {"characters": table}, graphs, back, letters).astype(jnp.float32).sum()  # noqa: E731
+        return np.float32(jax.jit(jax.grad(of))(params["characters"]))
+
+    np.testing.assert_allclose(gradient(jnp.bfloat16), gradient(jnp.float32), rtol=0.1)

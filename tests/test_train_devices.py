@@ -14,7 +14,7 @@ import pytest
 
 import cavs
 from cavs import cli
-from cavs._step.rows import _distinct, added
+from cavs._step.rows import _distinct, _sums, added
 from tests.small_run import arrays_of
 from tests.test_train_memory import numbers
 
@@ -85,10 +85,19 @@ def test_rows_are_those_of_indexing() -> None:
     got, mine = jax.vjp(lambda t: cavs.data.rows(t, ids), table)
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(mine(weight)[0], pull(weight)[0])
-    found = added(jnp.zeros_like(table), *(x[None] for x in _distinct(ids, weight, 4)))  # what devices exchange
+    distinct, first = _distinct(ids, 4)
+    found = added(jnp.zeros_like(table), distinct[None], _sums(weight, first)[None])  # what devices exchange
     np.testing.assert_allclose(found, pull(weight)[0], rtol=1e-12)
     unknown, back = jax.vjp(lambda t: cavs.data.rows(t, jnp.array([4, -1, 0])), table)
     np.testing.assert_array_equal(unknown, [[np.nan] * 3, [0] * 3, [0, 1, 2]])
     np.testing.assert_array_equal(back(jnp.ones((3, 3)))[0], [[1] * 3, *[[0] * 3] * 3])
     with pytest.raises(ValueError, match=r"rows: ids: got shape \(4,\) and dtype float64; expected \(U,\) ints"):
         cavs.data.rows(table, ids + 0.5)
+
+
+def test_gradients_of_a_row_that_is_read_often_add_up_in_32_bits() -> None:
+    """bfloat16 cannot count to 257."""
+    ids, table = jnp.zeros(1000, jnp.int32).at[::2].set(-1), jnp.ones((3, 2), jnp.bfloat16)
+    got = jax.grad(lambda table: cavs.data.rows(table, ids).astype(jnp.float32).sum())(table)
+    assert got.dtype == jnp.bfloat16 and got.tolist() == [[500, 500], [0, 0], [0, 0]]
+    assert _sums(jnp.ones(1000, jnp.bfloat16), jnp.zeros(1000, jnp.int32))[0] == 1000  # what devices exchange

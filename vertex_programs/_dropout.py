@@ -34,7 +34,7 @@ class RowKeys(NamedTuple):
         """
         blocks = -(-columns // 4)
         first = jnp.broadcast_to(self.first[:, None], (len(self.first), blocks))
-        second = self.second[:, None] * blocks + jnp.arange(blocks)
+        second = self.second[:, None] * blocks + jnp.arange(blocks)[None]
         count = jnp.concatenate([first.ravel(), second.ravel()]).astype(jnp.uint32)
         words = jax.extend.random.threefry_2x32(jax.random.key_data(self.key)[:2], count)
         words = words.reshape(2, *first.shape).transpose(1, 2, 0)

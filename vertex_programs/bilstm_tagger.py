@@ -88,5 +88,5 @@ class BiLSTMTagger:
         """
         keys = split_key(key, 3)
         h = self.bilstm.run(params["bilstm"], sched, back, dropout(inputs, self.dropout, keys[0]))
-        m = jnp.tanh(dropout(h, self.dropout, keys[1]) @ params["w"] + params["b"])
-        return dropout(m, self.dropout, keys[2]) @ params["v"] + params["c"]
+        m = jnp.tanh(dropout(h, self.dropout, keys[1]) @ params["w"] + params["b"][None])
+        return dropout(m, self.dropout, keys[2]) @ params["v"] + params["c"][None]

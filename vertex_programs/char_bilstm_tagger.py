@@ -82,7 +82,7 @@ class CharBiLSTMTagger:
         Returns:
             One vector per spelled word, (S, E).
         """
-        x = params["characters"][characters]
+        x = cavs.data.rows(params["characters"], jnp.asarray(characters))
         return self.spell.run(params["spell"], spelling, spelling_back, x, ends=True)
 
     def run(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._debug.compare import batched, probed
-from cavs._debug.interpret import at_vertex, children_of, compiled, edges_of
+from cavs._debug.interpret import at_vertex, checked_rows, children_of, compiled, edges_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.arguments import check_graphs
@@ -80,7 +80,8 @@ def find_nan(
     #   program.py, line 12, in cell: h = jnp.where(z > 0, jnp.sqrt(z), 0)
     ```
 
-    The batch runs once. Then F is evaluated at the vertex in question, one equation at a time.
+    The batch runs once; if F has no derivative in reverse mode, only this run is searched. Then F is evaluated at the vertex
+    in question, one equation at a time.
 
     Args:
         F: the vertex function.
@@ -100,8 +101,9 @@ def find_nan(
         ValueError: as [`cavs.run`][].
     """
     check_graphs(graphs, "find_nan(F, params, graphs, inputs)")
-    params, inputs = as_arrays(params, "find_nan: params"), as_arrays(inputs, "find_nan: inputs")
-    edges = as_arrays(edges, "find_nan: edges")
+    params = as_arrays(params, "find_nan: params")
+    inputs = checked_rows("find_nan: inputs", inputs, graphs.num_vertices, "vertex")
+    edges = checked_rows("find_nan: edges", edges, graphs.num_edges, "edge")
     search = _Search(F, params, graphs, inputs, edges, infinities)
     vertices = np.arange(graphs.num_vertices)
     for where, tree, of in (("params", params, None), ("inputs", inputs, vertices), ("edges", edges, graphs._edges[0])):
@@ -111,7 +113,11 @@ def find_nan(
         return None
 
     probe, deltas = probed(F, params, inputs, graphs.num_vertices)
-    pushes, vjp = jax.vjp(batched(probe, schedule(graphs), graphs), params, {"inputs": inputs, "delta": deltas}, edges)
+    batch, args = batched(probe, schedule(graphs), graphs), (params, {"inputs": inputs, "delta": deltas}, edges)
+    try:
+        pushes, vjp = jax.vjp(batch, *args)
+    except TypeError:  # F has no derivative, unless the run itself raises the error again
+        return search.forward(batch(*args))
     found = search.forward(pushes)
     if found is not None:
         return found

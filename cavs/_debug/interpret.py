@@ -87,8 +87,8 @@ def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edge
     """Implements `interpret`; `call` evaluates one vertex."""
     check_graphs(graphs, "interpret(F, params, graphs, inputs)")
     params = as_arrays(params, "interpret: params")
-    inputs = _checked_rows("inputs", inputs, graphs.num_vertices, "vertex")
-    edges = _checked_rows("edges", edges, graphs.num_edges, "edge")
+    inputs = checked_rows("interpret: inputs", inputs, graphs.num_vertices, "vertex")
+    edges = checked_rows("interpret: edges", edges, graphs.num_edges, "edge")
     if not graphs.num_vertices:
         row, edge = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows) for rows in (inputs, edges))
         plan = plan_of(F, jax.eval_shape(lambda: params), row, edges=edge)
@@ -161,13 +161,12 @@ def edges_of(graphs: Graphs, row: int, edges: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[index], edges)
 
 
-def _checked_rows(name: str, rows: PyTree, count: int, what: str) -> PyTree:
-    rows = as_arrays(rows, f"interpret: {name}")
+def checked_rows(name: str, rows: PyTree, count: int, what: str) -> PyTree:
+    """Returns arrays with one row per `what`. Raises a `ValueError`, which begins with `name`, if there are not `count`."""
+    rows = as_arrays(rows, name)
     shapes = [jnp.shape(x) for x in jax.tree.leaves(rows)]
     if any(shape[:1] != (count,) for shape in shapes):
-        raise ValueError(
-            f"interpret: {name}: got leaves of shapes {shapes}; expected a first axis of {count}, one row per {what}."
-        )
+        raise ValueError(f"{name}: got leaves of shapes {shapes}; expected a first axis of {count}, one row per {what}.")
     return rows
 
 

@@ -209,6 +209,7 @@ class Loader(Generic[Yielded]):
                 self._steps = steps_for(self._settings, first * float(sizes.mean()), first, len(self))
         self.epoch, self.batch, self.seen, self.waited = 0, 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
+        self._received = 0  # the batches that loops over this loader have received; `seen` also counts those before a restore
         self._running: object = None  # the loop that began last, if no position was restored since
         self._stream: Stream | None = None
         self._plans = EpochPlans()
@@ -346,6 +347,7 @@ class Loader(Generic[Yielded]):
                 if batches is None:
                     break
                 self.batch, self.seen = self.batch + len(batches), self.seen + len(batches)
+                self._received += len(batches)
                 batches._loader = weakref.ref(self)
                 yield self._delivery.yielded(batches)
                 del batches  # not kept while waiting for the next one

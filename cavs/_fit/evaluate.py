@@ -14,6 +14,7 @@ from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.mesh_types import varying
 from cavs._step.stacks import divided, run_filled
 
 Sums: TypeAlias = dict[str, float]
@@ -22,13 +23,20 @@ ROWS = ("vertices", "graphs")
 IN_FLIGHT = 8
 
 
-class PendingSums(collections.deque[dict[str, jax.Array]]):
+MSG_VARYING = (
+    "evaluate: fun: got metrics that differ between devices; expected sums over all of them. Write cavs.data.total(x) for "
+    "jnp.sum(x)."
+)
+
+
+class PendingSums(collections.deque[dict[str, Any]]):
     """Metrics that are being copied to the host while the device computes the next ones."""
 
-    def put(self, sums: dict[str, jax.Array]) -> None:
+    def put(self, sums: dict[str, Any]) -> None:
         """Starts an asynchronous copy of the metrics of a dispatch: scalars, or arrays with an axis of batches."""
         for x in sums.values():
-            x.copy_to_host_async()
+            if isinstance(x, jax.Array):
+                x.copy_to_host_async()
         self.append(sums)
 
     def added_to(self, total: Sums, left: int = 0) -> Sums:
@@ -50,7 +58,13 @@ def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
             assert batches.count is not None
             one = lambda params, batch: (params, fun(params, batch))  # noqa: E731
             return run_filled(one, params, batches.tree, batches.filled, batches.count)[1]
-        many = lambda p, tree: jax.lax.map(lambda batch: fun(p, batch), tree) if batches.count else fun(p, tree)  # noqa: E731
+
+        def many(params: PyTree, tree: PyTree) -> PyTree:
+            found = jax.lax.map(lambda batch: fun(params, batch), tree) if batches.count else fun(params, tree)
+            if batches.mesh is not None and any(map(varying, jax.tree.leaves(found))):
+                raise ValueError(MSG_VARYING)
+            return found
+
         return (many if batches.mesh is None else divided(many, batches))(params, batches.tree)
 
     return jax.jit(call)
@@ -80,6 +94,7 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
 
     Raises:
         TypeError: `fun` is no function of two arguments, or returns something else; or `loader` is no loader.
+        ValueError: metrics differ between the devices of a mesh.
     """
     _check("evaluate", fun, loader)
     sums, pending, compiled = {}, PendingSums(), _compiled(fun)

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from cavs._feed.loader import Loader
 from cavs._fit import kept
@@ -207,8 +208,11 @@ class Keeper:
             Whether to call `score` now: at the end of an epoch or of the run, and after every `every` steps.
 
         Raises:
+            TypeError: `sums` is no dict of numbers.
             FloatingPointError: a metric is not finite.
         """
+        if not isinstance(sums, Mapping) or not all(isinstance(x, ArrayLike) for x in sums.values()):
+            raise TypeError(f"Keeper.add: sums: got {sums!r:.80}; expected a dict of numbers. Write {{'loss': values}}.")
         self._pending.put(dict(sums))
         self._collect(IN_FLIGHT)
         loader = self._loader
@@ -239,7 +243,7 @@ class Keeper:
             "step": self._loader.seen,
             "seconds": self.seconds,
             "train": dict(self._sums),
-            "held_out": dict(held_out),
+            "held_out": {name: float(x) for name, x in held_out.items()},
             "score": float(self._score(held_out)),
         }
         self.history.append(record)

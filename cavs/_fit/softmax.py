@@ -23,7 +23,7 @@ from cavs._run.manual_axes import checked_axes
 CHUNK_BYTES = 16 << 20
 
 Outputs: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # the loss, nll (N,), and whether each row is right (N,)
-Derivatives: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # with respect to h, w and b
+Derivatives: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # with respect to h, w, b and weight
 
 
 def softmax_loss(
@@ -47,9 +47,9 @@ def softmax_loss(
         weight: (N,) weights of the rows. `None`: 1 for each row with a label.
 
     Returns:
-        The scalar sum of weight * nll over the rows, which is differentiable with respect to `h`, `w` and `b`; and, without
-        derivatives, `nll` float[N], the negative log-likelihoods, and whether the label is the most likely class, bool[N], also
-        if others are as likely. Rows without a label are meaningless in `nll`, and `False` in the latter.
+        The scalar sum of weight * nll over the rows, which is differentiable with respect to `h`, `w`, `b` and `weight`; and,
+        without derivatives, `nll` float[N], the negative log-likelihoods, and whether the label is the most likely class,
+        bool[N], also if others are as likely. Rows without a label are meaningless in `nll`, and `False` in the latter.
     """
     h, w, b, labels = (jnp.asarray(x) for x in (h, w, b, labels))
     has = labels >= 0
@@ -66,7 +66,8 @@ def _loss(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: j
 
 def _bwd(derivatives: Derivatives, cotangents: Outputs) -> tuple[jax.Array | None, ...]:
     ct = cotangents[0]
-    return *((ct * d).astype(d.dtype) for d in derivatives), None, None
+    h, w, b, weight = ((ct * d).astype(d.dtype) for d in derivatives)
+    return h, w, b, None, weight
 
 
 def _forward(
@@ -78,7 +79,7 @@ def _forward(
 
     def one(sums: list[jax.Array], chunk: tuple[jax.Array, ...]) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
         h, labels, weight = chunk
-        logits = h @ w + b
+        logits = h @ w + b[None]
         top = logits.max(-1)
         exp = jnp.exp(logits - top[:, None])
         total = exp.sum(-1)
@@ -105,7 +106,9 @@ def _forward(
         sums, outs = lax.scan(one, sums, (split(h), split(labels), split(weight)))
         outs = [x.reshape(chunks * size, *x.shape[2:])[:rows] for x in outs]
     found = (sums[0].astype(kind), outs[0], outs[1])
-    return found, (outs[2].astype(h.dtype), sums[1].astype(w.dtype), sums[2].astype(b.dtype)) if derivative else None
+    if not derivative:
+        return found, None
+    return found, (outs[2].astype(h.dtype), sums[1].astype(w.dtype), sums[2].astype(b.dtype), outs[0].astype(weight.dtype))
 
 
 _loss.defvjp(functools.partial(_forward, derivative=True), _bwd)

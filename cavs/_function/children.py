@@ -55,11 +55,16 @@ def reduce_max(x: ArrayLike, call: int | None = None) -> jax.Array:
     return reduce_max_p.bind(jnp.asarray(x), call=call)
 
 
+def wide(x: jax.Array) -> jax.Array:
+    """Converts what is added up: bfloat16 cannot count to 257, and int8 not to 128."""
+    return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int32)
+
+
 for _p in (enter_p, spread_p, reduce_sum_p, reduce_max_p):
     _p.def_abstract_eval(lambda x, *, call: ShapedArray(x.shape, x.dtype))
     batching.primitive_batchers[_p] = lambda args, dims, *, call, p=_p: (p.bind(*args, call=call), dims[0])
 ad.deflinear2(enter_p, lambda ct, x, *, call: [enter_p.bind(ct, call=call)])
-ad.deflinear2(spread_p, lambda ct, x, *, call: [reduce_sum(ct, call)])
+ad.deflinear2(spread_p, lambda ct, x, *, call: [reduce_sum(wide(ct), call).astype(ct.dtype)])
 ad.deflinear2(reduce_sum_p, lambda ct, x, *, call: [spread(ct, call)])
 
 
@@ -72,8 +77,8 @@ def _reduce_max_jvp(
         return top, ad.Zero(jax.typeof(top).to_tangent_aval())  # type: ignore
     hit = x == spread(top, call)
     # `where` rather than a product: tangents of other children may be infinite.
-    total = reduce_sum(jnp.where(hit, t, jnp.zeros_like(t)), call)
-    return top, total / reduce_sum(hit.astype(t.dtype), call)
+    total = reduce_sum(wide(jnp.where(hit, t, jnp.zeros_like(t))), call)
+    return top, (total / reduce_sum(hit.astype(total.dtype), call)).astype(t.dtype)
 
 
 ad.primitive_jvps[reduce_max_p] = _reduce_max_jvp

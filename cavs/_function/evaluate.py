@@ -7,11 +7,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._function.children import REDUCTIONS, TO_ROWS, reduce_sum_p, spread_p, stack_p, stack_rows, unstack_p, unstack_rows
+from cavs._function.children import (
+    REDUCTIONS,
+    TO_ROWS,
+    reduce_sum_p,
+    spread_p,
+    stack_p,
+    stack_rows,
+    unstack_p,
+    unstack_rows,
+    wide,
+)
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.products import rows_times_matrix
 from cavs._function.raw_keys import from_stored, is_key, key_impl, to_stored
-from cavs._jaxpr.equations import bind, value_of, values
+from cavs._jaxpr.equations import bind, is_float, value_of, values
 from cavs._jaxpr.hold_back import barrier, late_zero
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn
 from cavs.kernels import Target, computed_once
@@ -79,6 +89,8 @@ def _between_rows_and_edges(
     eqn: Eqn, x: jax.Array, have: Domain, segments: jax.Array, num_rows: int, real: jax.Array | None
 ) -> jax.Array:
     """Runs an equation of `_function.children`, whose operand is `x` of domain `have`."""
+    if is_float(eqn.invars[0]) and (like := wide(x)).dtype != x.dtype:  # its derivative sums over children, in 32 bits
+        return _between_rows_and_edges(eqn, like, have, segments, num_rows, real).astype(x.dtype)
     if eqn.primitive is spread_p:
         if have == STATIC:
             return jnp.broadcast_to(x, (len(segments), *jnp.shape(x)))

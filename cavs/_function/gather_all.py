@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer, eval_jaxpr
 from jax.typing import ArrayLike
 
-from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
+from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p, wide
 from cavs._function.evaluate import column
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
 from cavs._graphs.arguments import check_takes
@@ -44,11 +44,11 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
         score, value = score_and_value(out)
         top = jax.lax.stop_gradient(reduce_max(score, call))
         weight = jnp.exp(score - spread(top, call))
-        total = reduce_sum(_wide(weight), call)
+        total = reduce_sum(wide(weight), call)
 
         def mixed(x: ArrayLike) -> jax.Array:
             x = weight * x
-            return (reduce_sum(_wide(x), call) / total).astype(x.dtype)
+            return (reduce_sum(wide(x), call) / total).astype(x.dtype)
 
         return jax.tree.map(mixed, value)
 
@@ -56,7 +56,7 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
         x = jnp.asarray(x)
         if reduce == "max":
             return reduce_max(_counted(x), call).astype(x.dtype)
-        return _reduced(reduce_sum(_wide(x), call), count, reduce, x)
+        return _reduced(reduce_sum(wide(x), call), count, reduce, x)
 
     return jax.tree.map(reduced, out)
 
@@ -125,8 +125,8 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
         x = jnp.asarray(x)
         if reduce == "max":
             return only(x, _least(x.dtype)).max(0)
-        wide = _wide(x)
-        return _reduced(only(wide, 0).sum(0, wide.dtype), count, reduce, x)
+        terms = only(wide(x), 0)
+        return _reduced(terms.sum(0, terms.dtype), count, reduce, x)
 
     if reduce != "softmax":
         return jax.tree.map(reduced, out)
@@ -155,14 +155,8 @@ def _counted(x: jax.Array) -> jax.Array:
     return x.astype(jnp.int32) if x.dtype == bool else x
 
 
-def _wide(x: jax.Array) -> jax.Array:
-    """Converts what is added up: bfloat16 cannot count to 257, and int8 not to 128."""
-    x = _counted(x)
-    return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int32)
-
-
 def _reduced(total: jax.Array, count: jax.Array, reduce: str, x: jax.Array) -> jax.Array:
-    """Returns a sum or mean over children from the sum of what `_wide` returned for `x`."""
+    """Returns a sum or mean over children from the sum of what `wide` returned for `x`."""
     if reduce == "sum":
         return total.astype(_counted(x).dtype)
     dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), x.dtype)).dtype  # a float for integers

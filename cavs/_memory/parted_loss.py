@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._jaxpr.equations import alive, bind, is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.equations import alive, bind, depends, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
@@ -21,10 +21,16 @@ from cavs._jaxpr.source_lines import line_of
 Arrays = list[jax.Array]
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
+_SUMS = ("add", "add_any", "sub")
+_SCALES = ("mul", "div", "neg", "convert_element_type", "reshape", "squeeze", "copy")
 MSG_MIXED = (
     "{function}: loss: got values of one part of a batch together with cavs.data.total or cavs.data.mean, which are over the "
     "whole batch; expected a loss that follows from such totals and the parameters alone. Write cavs.data.total(x) for every "
     "jnp.sum(x) over graphs or vertices, and cavs.data.mean(x) for x.mean()."
+)
+MSG_TERM = (
+    "{function}: loss: got a sum over graphs together with a term of the parameters alone{where}, which every part would add; "
+    "expected such a term beside a total. Write cavs.data.total(losses) + penalty(params) for losses.sum() + penalty(params)."
 )
 MSG_INSIDE = (
     "{function}: loss: got cavs.data.total or cavs.data.mean inside {name}{where}; expected it outside of loops, conditions, "
@@ -144,7 +150,28 @@ def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
     if any(x in of_part and x in of_whole for x in outs if is_var(x)):
         raise TypeError(MSG_MIXED.format(function=function))
     is_whole = [is_var(x) and x in of_whole for x in outs]
+    if not is_whole[0] and (term := _term_of_params(jaxpr, count)):
+        raise TypeError(MSG_TERM.format(function=function, where=line_of(term)))
     return PartedLoss(jaxpr.invars[:count], jaxpr.invars[count:], before, after, outs, is_whole, totals, parts)
+
+
+def _term_of_params(jaxpr: Jaxpr, count: int) -> Eqn | None:
+    """Returns an equation that adds a term of the parameters alone to the loss of one part; `None` if there is none."""
+    eqns: list[Eqn] = []
+    todo = inlined(jaxpr, {}, eqns, _CALLS)[:1]
+    of_params, of_part = (depends(eqns, {*given}) for given in (jaxpr.invars[:count], jaxpr.invars[count:]))
+    made_by = {v: e for e in eqns for v in e.outvars}
+    while todo:
+        x = todo.pop()
+        eqn = made_by.pop(x, None) if is_var(x) else None  # each equation once
+        if eqn is None:
+            continue
+        read = [x for x in eqn.invars if is_var(x)]
+        more, is_sum = [x for x in read if x in of_part], eqn.primitive.name in _SUMS
+        if is_sum and any(x in of_params and x not in of_part for x in read):
+            return eqn
+        todo += more if is_sum or eqn.primitive.name in _SCALES and len(more) == 1 else []
+    return None
 
 
 def _is_total(eqn: Eqn) -> bool:

@@ -96,7 +96,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
     Raises:
         ValueError: when it is called, if sub-batches differ in their shapes.
         TypeError: when it is called, if `stacks` is not a list, or `loss` does not return a float scalar, adds a sum
-            over graphs to a total, or takes totals inside a loop.
+            over graphs to a total, or a term of the parameters alone to a sum over graphs, or takes totals inside a loop.
     """
     if not callable(loss):
         raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")
@@ -195,8 +195,8 @@ def _check_closed_over(function: str, params: Arrays, varied: list[bool], stacks
 def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = False) -> Any:
     """Returns the sum of `fn(batch)` over all batches; with `each`, `fn` also returns values that are stacked instead."""
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(_first(stacks))  # traced once, for its shapes and for all stacks
-    total = jax.tree.map(zeros, shapes[0] if each else shapes)
-    stacked = []
+    like = shapes[0] if each else shapes
+    total, stacked = jax.tree.map(_wide_zeros, like), []
 
     def step(total: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
         sums, kept = run_and_add(closed, jax.tree.leaves(batch), jax.tree.leaves(total))
@@ -208,7 +208,14 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
         total, stack = barrier((total, stack)) if stacked else (total, stack)
         total, kept = lax.scan(step, total, stack)
         stacked.append(kept)
+    total = jax.tree.map(lambda x, of: x.astype(of.dtype), total, like)
     return (total, stacked) if each else total
+
+
+def _wide_zeros(of: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns zeros to which values of a type are added, in float32 at least: bfloat16 cannot count to 257."""
+    found = zeros(of)
+    return found.astype(jnp.result_type(found, jnp.float32)) if is_float(found) else found
 
 
 def _chosen(arrays: Arrays, which: Sequence[bool]) -> Chosen:

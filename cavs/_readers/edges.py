@@ -3,6 +3,7 @@
 import bisect
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -189,8 +190,18 @@ def write_edges(graphs: Graphs, path: Path) -> None:
 
 def _load(path: Path, number: int, text: str) -> _Line:
     line = _Line(path, number, text, {})
+
+    def unique(pairs: list[tuple[str, Any]]) -> JSONObject:
+        found = dict(pairs)
+        if len(found) < len(pairs):  # JSON would keep the last of equal keys
+            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            raise line.error(f"each key once, not {twice[:40]!r} again")
+        return found
+
     try:
-        graph = json.loads(text)
+        graph = json.loads(text, object_pairs_hook=unique)
+    except FormatError:
+        raise
     except (ValueError, RecursionError) as error:
         # RecursionError: brackets are nested thousands deep. ValueError is also raised for an integer of thousands of digits.
         raise line.error(f"a JSON object ({error})") from error

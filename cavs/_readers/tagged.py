@@ -21,7 +21,7 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
     - `.conllu`: CoNLL-U. The label is UPOS, or the `column` "xpos" or "deprel". Heads are not read, and may be `_`.
     - Columns (such as CoNLL-2003): one word per line, blank lines between sentences. Tabs separate the cells if every line has
       one, else white space. Lines `-DOCSTART-` and comments (`# ...`) are skipped. The word is the first cell. The label is the
-      last cell, or cell number `column`, from 1.
+      last cell, or cell number `column`, from 1; -1 if the cell is empty.
     - `word|TAG` (WikiNER): one sentence per line, split at the last `|`; or `word|POS|TAG` if every word has two `|`.
     - Any other text, if `labelled` is false: one sentence per line, words separated by spaces, no labels.
 
@@ -100,11 +100,11 @@ def _columns(path: Path, lines: list[str], rows: list[list[str]], column: str | 
     ends = [0]
     for number, cells in enumerate([*rows, []], 1):
         if _is_word(cells):
-            if len(cells) < (2 if at is None else at + 1):
+            if len(cells) < (2 if at is None else at + 1) or not cells[0]:
                 expected = "a word and its label" if at is None else f"at least {at + 1} cells"
                 raise format_error(path, number, lines[number - 1], expected)
             words.append(cells[0])
-            tags.append(cells[-1 if at is None else at])
+            tags.append(cells[-1 if at is None else at] or None)
         elif len(words) > ends[-1]:
             ends.append(len(words))
     return _chains(path, np.diff(ends).tolist(), words, tags)

@@ -1,5 +1,6 @@
 """Word vectors from a text file (GloVe or word2vec's text format): on each line a word and its values."""
 
+import codecs
 import gzip
 import os
 import zlib
@@ -52,7 +53,10 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
         word, _, rest = line.partition(b" ")
         name = word.decode("utf-8", "replace")
         at, others = exact.get(name), lower.get(name, ())
-        if at is None and not others and (rows is not None or number == 1 and len(line.split()) == 2):
+        wanted = at is not None or bool(others)
+        # The counts may be a word of the file, too.
+        counts = number == 1 and len(pair := line.split()) == 2 and (not wanted or all(map(bytes.isdigit, pair)))
+        if counts or rows is not None and not wanted:
             continue
         cells = rest.split()
         if rows is not None and len(cells) > rows.shape[1]:
@@ -83,6 +87,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
                 if len(line) == LONGEST:
                     raise format_error(path, number, line, f"a word and then its values in less than {LONGEST} bytes")
-                yield number, line
+                yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise format_error(path, None, error, "a whole gzip file, as the name ends in .gz") from error

@@ -72,8 +72,9 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
     def like(found: jax.Array, x: jax.Array) -> jax.Array:
         return found.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else found
 
-    def top(x: jax.Array) -> jax.Array:
-        return jax.ops.segment_max(x, graph, graphs, indices_are_sorted=True)
+    def top(x: jax.Array) -> jax.Array:  # the derivative counts the vertices that share a maximum
+        found = x.astype(jnp.result_type(x, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+        return jax.ops.segment_max(found, graph, graphs, indices_are_sorted=True).astype(x.dtype)
 
     if reduce == "max":
         return jax.tree.map(top, values)

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 MOST_BARS = 60  # levels that a notebook shows
 
+MSG_STACK = (
+    "Schedule.{name}: got a stack of schedules, {stack}, such as the parts of a batch; expected one. Write "
+    "cavs.memory.sub_batched(loss)(params, [batch]) for parts, jax.lax.map(lambda batch: ..., stack) for others, or a loader "
+    "without parts."
+)
+
 # NumPy's outside `jax.jit` as `cavs.schedule` creates it, JAX's on a device or traced. Type checkers see JAX's.
 Integers: TypeAlias = Any
 
@@ -100,6 +106,8 @@ class Schedule:
                 "Schedule.roots: got a batch in which a graph has several roots; expected one root per graph. Read out with "
                 "schedule.graph (the graph of each vertex), or add a vertex that gathers the roots."
             )
+        if stack := np.shape(self.data)[:-1]:
+            raise ValueError(MSG_STACK.format(name=name, stack=list(stack)))
         begin, end, dims = slots_of(shape)[name]
         return self.data[begin:end].reshape(dims)
 
@@ -173,8 +181,7 @@ class Schedule:
         Raises:
             ValueError: the array does not have one row per vertex.
         """
-        vertices = int(self.host().data[0])  # `num_vertices` comes first
-        return _padded("Schedule.pad", array, fill, vertices, self.shape.vertices, "one row per vertex")
+        return _padded("Schedule.pad", array, fill, int(self.host().num_vertices), self.shape.vertices, "one row per vertex")
 
     @overload
     def pad_edges(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...

@@ -172,9 +172,10 @@ def _pull_back_in_blocks(
         found = _cotangents(part, cut, [*alive, index], cts)
         return {i: total + found[i] for i, total in totals.items()}, {i: x for i, x in found.items() if i not in totals}
 
-    zeros = {i: jnp.zeros(part.shapes[i].shape, part.shapes[i].dtype) for i in part.places if i < num_args}
+    like = {i: part.shapes[i] for i in part.places if i < num_args}
+    zeros = {i: jnp.zeros(x.shape, jnp.result_type(x.dtype, jnp.float32)) for i, x in like.items()}  # bfloat16 counts to 256
     totals, gathered = lax.scan(backward, zeros, (blocks, cut, cts))
-    found = totals | {i: joined(x)[:rows] for i, x in gathered.items()}
+    found = {i: x.astype(like[i].dtype) for i, x in totals.items()} | {i: joined(x)[:rows] for i, x in gathered.items()}
     shapes = [*part.shapes[:num_args], *(jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in part.shapes[num_args:])]
     return part.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(shapes)])
 

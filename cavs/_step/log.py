@@ -91,8 +91,8 @@ class Log:
         size, sizes = loader._sampler.size, loader._sampler.sizes
         self._vertices = {} if size is None else {"vertices": size * float(sizes.mean())}  # of a batch
         self._left: Record | None = None  # about the results since the last report
-        self._seen = loader.seen
-        self._step = self._seen if step is None else step
+        self._seen, self._received = loader.seen, loader._received
+        self._step, self._follows = (self._seen, True) if step is None else (step, False)
         self._reported, self._waited, self._epoch = time.perf_counter(), 0.0, loader.epoch
 
     def __call__(self, values: PyTree, steps: int | None = None) -> None:
@@ -107,10 +107,11 @@ class Log:
         """
         self._raise()
         now, loader = time.perf_counter(), self._loader
-        if steps is None:
-            steps = max(1, loader.seen - self._seen)
-        self._seen = loader.seen
-        self._step += steps
+        received = loader._received - self._received
+        moved = loader.seen - self._seen - received  # by a position that was restored meanwhile
+        self._seen, self._received = loader.seen, loader._received
+        steps = max(1, received) if steps is None else steps
+        self._step += steps + moved * self._follows
         if loader.epoch != self._epoch or loader.waited < self._waited:  # the loader counts anew in each epoch
             self._epoch, self._waited = loader.epoch, 0.0
         about = {"step": self._step, "epoch": loader.epoch, "batch": loader.batch, **self._vertices}

@@ -11,6 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from cavs._function.arrays import as_array
+from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._run.manual_axes import checked_axes, devices
 
@@ -51,7 +52,12 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
 
 def _read(table: jax.Array, ids: jax.Array) -> jax.Array:
     there = (ids >= 0).reshape(-1, *(1,) * (table.ndim - 1))
-    found = table.at[jnp.maximum(ids, 0)].get(mode="fill")
+    if is_float(table) and (wide := jnp.result_type(table, jnp.float32)) != table.dtype:
+        # Equal ids read one row in float32, so that its gradients add up in float32: bfloat16 cannot count to 257.
+        distinct, first = _distinct(ids, len(table))
+        found = table.at[distinct].get(mode="fill").astype(wide).at[first].get(mode="fill").astype(table.dtype)
+    else:
+        found = table.at[jnp.maximum(ids, 0)].get(mode="fill")
     return jnp.where(there, found, jnp.zeros((), table.dtype))
 
 
@@ -63,7 +69,8 @@ def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
 
     def backward(ids: jax.Array, ct: jax.Array) -> tuple[jax.Array, None]:
         with unchecked():
-            every, found = (lax.all_gather(x, axes) for x in _distinct(untyped(ids), untyped(ct), len(table)))
+            distinct, first = _distinct(untyped(ids), len(table))
+            every, found = (lax.all_gather(x, axes) for x in (distinct, _sums(untyped(ct), first)))
             return added(jnp.zeros(table.shape, table.dtype), every, found), None
 
     read = jax.custom_vjp(_read)
@@ -71,11 +78,19 @@ def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
     return read(table, ids)
 
 
-def _distinct(ids: jax.Array, gradients: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Sums the gradients of equal ids at the first of them. The others get the id `size`, as ids below 0 do."""
+def _distinct(ids: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns (U,) the ids, with `size` in place of ids below 0 and of all but the first of equal ones; and (U,) the place of
+    the first id that equals each, U if it is out of range.
+    """
     ids, place = jnp.where(ids < 0, size, ids), jnp.arange(len(ids), dtype=jnp.int32)
     first = jnp.full(size, len(ids), jnp.int32).at[ids].min(place, mode="drop").at[ids].get(mode="fill", fill_value=len(ids))
-    return jnp.where(first == place, ids, size), jnp.zeros_like(gradients).at[first].add(gradients, mode="drop")
+    return jnp.where(first == place, ids, size), first
+
+
+def _sums(gradients: jax.Array, first: jax.Array) -> jax.Array:
+    """Adds up the gradients of equal ids at the place of the first of them, in float32 at least."""
+    wide = gradients.astype(jnp.result_type(gradients, jnp.float32))
+    return jnp.zeros_like(wide).at[first].add(wide, mode="drop").astype(gradients.dtype)
 
 
 def added(table: jax.Array, ids: jax.Array, gradients: jax.Array) -> jax.Array:

@@ -95,6 +95,8 @@ class RunOptions:
             least, most = about["least"], about["most"]
             if value is not None and least is not None and not least <= value <= most:
                 raise Mistake(f"{name}: got {value!r}; expected a number from {least:g} to {most:g}.")
+        if empty := [name for name in PATHS if getattr(self, name, None) == ""] or ["train"] * ("" in self.train):
+            raise Mistake(f"{flag(empty[0])}: got an empty path; expected the path of a file. Omit it for none.")
         # A run may be resumed from another directory.
         paths = {name: os.path.abspath(path) for name in PATHS if (path := getattr(self, name, None))}
         return dataclasses.replace(self, train=tuple(map(os.path.abspath, self.train)), **paths)
@@ -201,7 +203,12 @@ def read_toml(path: str) -> dict[str, Any]:
     """Reads the options in a TOML file: `name = value`, with `-` or `_` between words. Raises a `Mistake` if it is not TOML."""
     check_file("config", path)
     try:
-        values = tomllib.loads(Path(path).read_text("utf-8"))
+        values = tomllib.loads(Path(path).read_text("utf-8-sig"))  # editors on Windows begin files with a byte order mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistake(f"--config: got {path}, which is not TOML ({error}); expected lines such as: hidden = 100") from error
-    return {name.replace("-", "_"): value for name, value in values.items()}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if (plain := name.replace("-", "_")) in found:
+            raise Mistake(f"--config: {path}: got {plain!r} and {plain.replace('_', '-')!r}; expected each option once.")
+        found[plain] = value
+    return found

@@ -122,7 +122,7 @@ class Translation(recipes.Recipe):
     def most_likely(self, params: Any, source: Any, pairs: Any, y: jax.Array, at: jax.Array) -> jax.Array:
         """The most likely word except `<unk>` after each of the rows `at`; `y` are the words of the targets so far."""
         a = self.hidden(params, (source, pairs, None, at, None), target=y)
-        return (a @ params["w"] + params["b"]).at[:, self.facts["labels"].index(UNKNOWN)].set(-jnp.inf).argmax(-1)
+        return (a @ params["w"] + params["b"][None]).at[:, self.facts["labels"].index(UNKNOWN)].set(-jnp.inf).argmax(-1)
 
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
         if vertices or probabilities:

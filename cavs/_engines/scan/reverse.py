@@ -76,12 +76,13 @@ def backward_levels(
     if options.lazy:
         own = [k.rows.size > 0 and not is_leaf(k, sched) and _in_less(k.part, products) for k in kinds]
         kinds = [with_reuse(kind, own=of) for kind, of in zip(kinds, own, strict=True)]
-    else:  # the tasks add to gradients, and only that for which the eager part waits is stored
+    else:  # the tasks add to gradients, in 32 bits at least, and only that for which the eager part waits is stored
         kinds = [k._replace(stored=[v for v in k.stored if v in k.part.reverse.ct_cross.values()]) for k in kinds]
-        totals = [filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True)]
+        every = (filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True))
+        totals = [{i: x.astype(jnp.result_type(x, jnp.float32)) for i, x in total.items()} for total in every]
     loop = Loop(sched, batch.zeros, kinds, options)
     left, g, cuts, totals = (rounds or rounds_back)(loop, jnp.asarray(sched.num_tasks, jnp.int32), g, totals)
-    totals = list(totals)
+    totals = [{i: x.astype(of[i].dtype) for i, x in total.items()} for total, of in zip(totals, saved.statics, strict=True)]
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
     for kind, own in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.
