@@ -108,7 +108,7 @@ def _with_given(
         v.scatter(F.state_tree.unflatten(map(from_stored, stored, F.key_impls)))
         pushed = [from_stored(jnp.zeros(a.shape, a.dtype), i) for a, i in zip(plan.push_avals, plan.push_impls, strict=True)]
         if plan.push_states is not None:
-            pushed = [from_stored(stored[i], F.key_impls[i]) for i in plan.push_states]
+            pushed = [from_stored(stored[i], impl) for i, impl in zip(plan.push_states, plan.push_impls, strict=True)]
         v.push((plan.push_tree.unflatten(pushed), stored))
 
     fns: dict[str, Callable[[Any, Vertex], None]] = {
