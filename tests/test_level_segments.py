@@ -124,6 +124,16 @@ def test_random_masks_are_the_same_when_a_segment_runs_again() -> None:
     assert_close(gradient(cavs.schedule(graphs, segments=5)), gradient(cavs.schedule(graphs)), 1e-12)
 
 
+def test_gradients_without_jit() -> None:
+    """Users read values of their own functions under `jax.disable_jit`, around `run`."""
+    F, params, graphs = LSTM.vertex_function(), LSTM.init(jax.random.key(0)), chain(5)
+    x = np.sin(np.arange(5.0 * H, dtype=np.float32)).reshape(5, H)
+    gradient = [jax.grad(lambda p, n=n: cavs.run(F, p, cavs.schedule(graphs, segments=n), x).sum()) for n in (1, 2)]
+    want = gradient[0](params)
+    with jax.disable_jit():
+        assert_close(gradient[1](params), want, 1e-5)
+
+
 @pytest.mark.parametrize("pushes_bits", [False, True])
 def test_keys_in_the_state(pushes_bits: bool) -> None:
     """A push is one of the scattered states, which are stored as the integers of the keys."""
