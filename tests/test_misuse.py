@@ -80,6 +80,10 @@ def test_vertex_function(arguments: dict[str, Any], error: type[Exception], matc
 def test_explain_before_a_run() -> None:
     with pytest.raises(ValueError, match=re.escape("Write cavs.explain(F, params, inputs) with the inputs of ONE vertex")):
         cavs.explain(cavs.VertexFunction(good, state=(H,), arity=1))
+    with pytest.raises(
+        TypeError, match=re.escape("explain: sched: got a Graphs; expected a cavs.Schedule. Write cavs.schedule")
+    ):
+        cavs.explain(cavs.VertexFunction(good, state=(H,), arity=1), sched=TREE)
 
 
 # ---- run ----
