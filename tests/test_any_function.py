@@ -237,6 +237,20 @@ def of_constants(p: Any, v: cavs.Vertex) -> None:
     done(v, jnp.tanh(v.pull() + weighed(v.gather_all(lambda s: s * p["b"]), jnp.array([0.5, 2.0, -1.0]))))
 
 
+def stopped_loops(p: Any, v: cavs.Vertex) -> None:
+    """Loops without a derivative, before, in and after the levels. They read what has no gradient, also of parameters."""
+    b, count = jax.lax.stop_gradient(p["b"]), v.num_children() + 1
+
+    def looped(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, count, lambda i, c: jnp.tanh(c * b), jax.lax.stop_gradient(x))
+
+    x = v.pull() * p["b"]
+    h = jnp.tanh(x + looped(x) + v.gather_all(lambda s: s * p["b"] + looped(s)))
+    h = h + looped(h * p["b"])
+    v.scatter(h)
+    v.push(h + looped(h) * p["b"])
+
+
 def test_operations_without_a_derivative_run_forward() -> None:
     graphs = GRAPHS["odd"]
     params, x = params_and_inputs(graphs)
@@ -246,7 +260,7 @@ def test_operations_without_a_derivative_run_forward() -> None:
         jax.grad(lambda p: cavs.run(F, p, sched, x).sum())(params)
 
 
-@pytest.mark.parametrize("fn", [stopped, root, of_constants])
+@pytest.mark.parametrize("fn", [stopped, stopped_loops, root, of_constants])
 def test_gradients_around_and_by_rules_of_jax(fn: Any) -> None:
     graphs = GRAPHS["odd"]
     params, x = params_and_inputs(graphs)

@@ -43,6 +43,19 @@ def test_edges_three_ways_are_one():
     assert_same(cavs.from_edges(2, []), cavs.from_parents([[-1, -1]]))
 
 
+def test_networkx_labels_may_be_numbers_of_numpy():
+    for values, want in (
+        ([np.float64(3), None], [3, np.nan]),
+        ([np.float32(0.5), 2], [0.5, 2]),
+        ([np.array([1, 2]), [3.0, np.nan]], [[1, 2], [3, np.nan]]),
+    ):
+        graph = networkx.DiGraph([(0, 1)])
+        networkx.set_node_attributes(graph, dict(enumerate(values)), "label")
+        np.testing.assert_array_equal(cavs.interop.from_networkx(graph).label, np.array(want, float))
+    with pytest.raises(TypeError, match="to_networkx: graphs: got a DiGraph; expected cavs.Graphs. Write to_networkx"):
+        cavs.interop.to_networkx(graph)
+
+
 def test_networkx_arrows_lead_from_child_to_parent():
     graph = networkx.DiGraph()
     graph.add_node("root", kind="inner", label=4)

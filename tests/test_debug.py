@@ -69,6 +69,14 @@ def test_leaves_that_are_not_arrays_are_named() -> None:
         cavs.interpret(made(cell), {"f": lambda x: x}, GRAPHS_, X)
 
 
+@pytest.mark.parametrize("function", [cavs.interpret, cavs.debug.compare, cavs.debug.find_nan])
+def test_what_is_no_vertex_function_is_named(function: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"^{function.__name__}: F: got a function; expected a cavs.VertexFunction. Write cavs.Ver"
+    ):
+        function(cell, PARAMS, GRAPHS_, X)
+
+
 # ---- compare ----
 
 
@@ -227,6 +235,11 @@ def test_nan_outside_of_f() -> None:
     report = cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: jnp.log(h[3] * 0).sum())
     assert report is not None and (report.where, report.symbol, report.row) == ("loss", "gradient of push", 3)
     assert cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: (h**2).sum()) is None
+    report = cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: jnp.log(h - 5).sum())  # its derivative is finite
+    assert str(report) == "loss: its value is the first NaN"
+    infinite = params | {"b": params["b"].at[0].set(np.inf)}
+    report = cavs.debug.find_nan(F, infinite, chains, X[:5], infinities=True)
+    assert str(report) == "params: params['b'] is the first NaN or infinity"
     # The line is inside the vertex program of the library.
     report = cavs.debug.find_nan(F, params | {"w": params["w"].at[0].set(np.inf)}, chains, X[:5] * 0)
     assert report is not None and report.source is not None and "elman_rnn.py" in report.source

@@ -156,6 +156,8 @@ def test_what_cannot_be_predicted_is_named():
         (lambda: cavs.data.total(None), TypeError, "total: x: got a NoneType; expected an array of numbers"),
         (lambda: cavs.data.mean({"a": 1.0}), TypeError, "mean: x: got a dict; expected an array of numbers"),
         (lambda: cavs.data.rows(np.ones((2, 2)), None), TypeError, "rows: ids: got a NoneType; expected an array of numbers"),
+        (lambda: cavs.data.rows(1.0, np.array([0])), ValueError, r"rows: table: got shape \(\); expected \(N, \.\.\.\), one"),
+        (lambda: cavs.data.rows(np.ones((0, 2)), np.array([-1])), ValueError, r"rows: table: got shape \(0, 2\); expected"),
     ],
 )
 def test_wrong_arguments_of_scores_and_files_are_named(score, error, message):

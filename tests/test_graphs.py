@@ -117,7 +117,11 @@ def test_concat_keeps_every_name(graphs, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(graphs)), max_size=3)))
     parts = [graphs[a:b] for a, b in pairwise([0, *cuts, len(graphs)])]
     assert_same(cavs.Graphs.concat(parts), graphs)
-    assert cavs.Graphs.concat(parts).equals(graphs) and not graphs.equals(graphs[:0] if len(graphs) else cavs.from_lengths([1]))
+    assert (
+        cavs.Graphs.concat(parts).equals(graphs)
+        and not graphs.equals(parts)
+        and not graphs.equals(graphs[:0] if len(graphs) else cavs.from_lengths([1]))
+    )
     words = [["x", "y"], ["z", "x"]]
     some = [cavs.from_lengths([3], input_id=[0, -1, 1], vocab=own, kind=[0, 1, 1], kind_names=own) for own in words]
     joined = cavs.Graphs.concat(some)
@@ -170,6 +174,8 @@ def test_only_graphs_add_and_names_are_lists():
     for name in ("vocab", "kind_names", "label_names"):
         with pytest.raises(TypeError, match=rf"{name}: got 'ab'; expected a list of names. Write {name}=\['ab'\]"):
             cavs.from_lengths([2], **{"input_id": [0, 1], name: "ab"})
+        with pytest.raises(TypeError, match=rf"{name}: got 1 among the names; expected str. Write {name}=\[str\(x\) for"):
+            cavs.from_lengths([2], **{"input_id": [0, 1], name: ["a", 1]})
 
 
 def test_with_vocab_renumbers_words():

@@ -254,3 +254,18 @@ def test_gradients_of_narrow_parameters_add_up_over_many_levels(lazy: bool) -> N
     )
     got = jax.grad(lambda p: cavs.run(F, p, sched).astype(jnp.float32).sum())(jnp.bfloat16(1))
     np.testing.assert_allclose(np.float32(got), 600, rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int32, bool])
+def test_scores_of_a_softmax_may_be_integers(dtype: Any) -> None:
+    def fn(params: Any, v: Any) -> None:
+        v.push(v.gather_all(lambda h: (h[1].astype(dtype), h * params), reduce="softmax"))
+        v.scatter(v.pull())
+
+    F, graphs = cavs.VertexFunction(fn, state=(2,)), cavs.from_parents([[3, 3, 3, -1], [1, -1]])
+    x = np.stack([np.arange(6.0), [2, 0, 1, 0, 3, 0]], 1)
+    weights = np.exp(np.asarray(x[:3, 1].astype(dtype), float))
+    want = np.zeros((6, 2))
+    want[3], want[5] = weights @ x[:3] / weights.sum(), x[4]
+    assert_close(cavs.run(F, jnp.ones(2), cavs.schedule(graphs), x), want, 1e-6)
+    assert_close(cavs.interpret(F, jnp.ones(2), graphs, x), want, 1e-6)

@@ -124,6 +124,32 @@ def test_random_masks_are_the_same_when_a_segment_runs_again() -> None:
     assert_close(gradient(cavs.schedule(graphs, segments=5)), gradient(cavs.schedule(graphs)), 1e-12)
 
 
+def test_gradients_without_jit() -> None:
+    """Users read values of their own functions under `jax.disable_jit`, around `run`."""
+    F, params, graphs = LSTM.vertex_function(), LSTM.init(jax.random.key(0)), chain(5)
+    x = np.sin(np.arange(5.0 * H, dtype=np.float32)).reshape(5, H)
+    gradient = [jax.grad(lambda p, n=n: cavs.run(F, p, cavs.schedule(graphs, segments=n), x).sum()) for n in (1, 2)]
+    want = gradient[0](params)
+    with jax.disable_jit():
+        assert_close(gradient[1](params), want, 1e-5)
+
+
+@pytest.mark.parametrize("pushes_bits", [False, True])
+def test_keys_in_the_state(pushes_bits: bool) -> None:
+    """A push is one of the scattered states, which are stored as the integers of the keys."""
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        key = jax.random.fold_in(v.gather(0), v.pull())
+        v.scatter(key)
+        v.push(jax.random.key_data(key) if pushes_bits else key)
+
+    F = cavs.VertexFunction(fn, state=jax.ShapeDtypeStruct((), jax.random.key(0).dtype), arity=1)
+    graphs = chain(6)
+    parts, whole = (cavs.run(F, {}, cavs.schedule(graphs, segments=n), np.arange(6)) for n in (3, 1))
+    bits = [x if pushes_bits else jax.random.key_data(x) for x in (parts, whole)]
+    np.testing.assert_array_equal(*bits)
+
+
 def collate(sample: Any) -> Any:
     sched, sizes = sample.sched, np.diff(sample.graphs.vertex_offsets)
     rows = [np.sin(np.arange(n * H, dtype=np.float32)).reshape(-1, H) for n in sizes]  # whatever the part of a graph

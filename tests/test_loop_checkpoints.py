@@ -107,6 +107,8 @@ def test_other_states_and_loaders_are_refused(tmp_path: Path) -> None:
         cavs.io.restore_checkpoint(path, state)
     with pytest.raises(ValueError, match="restore: state: got the position of a loader with other batches"):
         cavs.io.restore_checkpoint(path, state, cavs.data.Loader(GRAPHS, 4))
+    with pytest.raises(ValueError, match=r"save_checkpoint: state: got a leaf \['n'\] that is 1\d+; expected an int that fits"):
+        cavs.io.save_checkpoint({"n": 2**70}, path)
     with pytest.raises(TypeError, match=r"save_checkpoint: state: got a str at \['a'\]; expected arrays and numbers"):
         cavs.io.save_checkpoint({"a": "relu"}, path)
     assert cavs.io.restore_checkpoint(path, state, loader)["w"].shape == (2, 3)  # the old file is still there

@@ -183,6 +183,8 @@ def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path, known):
 def test_misuse_says_what_to_write():
     with pytest.raises(ValueError, match=r"plan: parts: got 5 for 64 graphs; expected one of \[1, 2, 4"):
         planned(parts=5)
+    with pytest.raises(TypeError, match=r"plan: collate: got a int; expected a function of 1 argument, \(sample\)"):
+        cavs.memory.plan(lambda params, batch: 0.0, {}, cavs.from_lengths([1, 2]), collate=1)
     with pytest.raises(TypeError, match=r"plan: batch: got a list; expected cavs.Graphs, or a pytree"):
         cavs.memory.plan(loss, PARAMS, [])
     with pytest.raises(ValueError, match=r"plan: budget: got '2 apples'"):

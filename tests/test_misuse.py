@@ -80,6 +80,10 @@ def test_vertex_function(arguments: dict[str, Any], error: type[Exception], matc
 def test_explain_before_a_run() -> None:
     with pytest.raises(ValueError, match=re.escape("Write cavs.explain(F, params, inputs) with the inputs of ONE vertex")):
         cavs.explain(cavs.VertexFunction(good, state=(H,), arity=1))
+    with pytest.raises(
+        TypeError, match=re.escape("explain: sched: got a Graphs; expected a cavs.Schedule. Write cavs.schedule")
+    ):
+        cavs.explain(cavs.VertexFunction(good, state=(H,), arity=1), sched=TREE)
 
 
 # ---- run ----
@@ -177,6 +181,7 @@ def test_inputs_under_jit_must_be_padded() -> None:
             "select: got shape (2, 2) and dtype int64; expected a 1-d array of ints",
         ),
         ({"select": np.zeros(2)}, ValueError, "and dtype float64; expected a 1-d array of ints"),
+        ({"select": "roots"}, TypeError, "run: select: got a str; expected an array of numbers"),
     ],
 )
 def test_run(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -233,6 +238,16 @@ def test_padding_rows_of_the_wrong_length() -> None:
         cavs.schedule(TREE).pad({"x": np.ones((3, 5))})  # type: ignore[call-overload]
     with pytest.raises(ValueError, match=re.escape("pad_edges: array: got None; expected (2, ...), one row per edge.")):
         cavs.schedule(TREE).pad_edges(TREE.edge_attr)
+
+
+@pytest.mark.parametrize(("dtype", "fill"), [(np.int32, np.nan), (np.int32, 0.5), (np.uint8, -1), (bool, -1), (int, "none")])
+def test_padding_that_the_dtype_cannot_hold(dtype: Any, fill: Any) -> None:
+    sched = cavs.schedule(TREE)
+    for pad, rows in ((sched.pad, 3), (sched.pad_edges, 2)):
+        with pytest.raises(ValueError, match=re.escape(f": fill: got {fill!r}; expected a value of {np.dtype(dtype)}, which")):
+            pad(np.zeros(rows, dtype), fill)
+    assert sched.pad(np.zeros(3, bool), True).sum() == sched.shape.vertices - 3
+    assert sched.pad(np.zeros(3, np.int8), -1.0)[-1] == -1
 
 
 # ---- interpret ----

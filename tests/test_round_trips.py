@@ -72,3 +72,23 @@ def test_bfloat16_is_compared_and_not_saved(tmp_path):
     assert graphs.equals(graphs.replace(x={"a": rows.copy()})) and not graphs.equals(graphs.replace(x={"a": rows[::-1]}))
     with pytest.raises(ValueError, match="save_npz: x/a: got dtype bfloat16, which NumPy's files do not store; expected"):
         cavs.io.save_npz(graphs, tmp_path / "a.npz")
+
+
+def test_targets_of_which_some_are_missing(tmp_path):
+    """A row of several targets keeps those that it has."""
+    label, graph_label = np.array([[1, np.nan], [np.nan, np.nan], [3, 4]]), np.array([[np.nan, 5, 6], [np.nan] * 3])
+    graphs = cavs.from_lengths([2, 1], label=label, graph_label=graph_label)
+    write_edges(graphs, tmp_path / "a.jsonl")
+    assert "NaN" not in (tmp_path / "a.jsonl").read_text()
+    again = cavs.io.read_edges(tmp_path / "a.jsonl")
+    np.testing.assert_array_equal(again.label, label)
+    np.testing.assert_array_equal(again.graph_label, graph_label)
+    np.testing.assert_array_equal(cavs.interop.from_networkx(cavs.interop.to_networkx(graphs)).label, label)
+
+
+@pytest.mark.parametrize("field", ["label", "graph_label"])
+@pytest.mark.parametrize("values", [[np.inf, 1, 2], [1j, 2, 3]])
+def test_labels_that_no_reader_takes_are_not_written(tmp_path, field, values):
+    graphs = cavs.from_lengths([1, 1, 1], **{field: np.array(values)})
+    with pytest.raises(ValueError, match=f"write_edges: {field}: got .* not finite real numbers; expected such numbers, or"):
+        write_edges(graphs, tmp_path / "a.jsonl")

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,22 @@ def test_weights_of_modules_as_safetensors(tmp_path: Path) -> None:
     assert_close(cavs.io.load_params(tmp_path / "cell", like=cell), cell, 0)
     with pytest.raises(TypeError, match="at 'activation'; expected only arrays. For an Equinox module write equinox.filter"):
         cavs.io.save_params(eqx.nn.MLP(E, H, 4, 1, key=jax.random.key(0)), tmp_path / "mlp")
+
+
+@pytest.fixture
+def of_32_bits() -> Iterator[None]:
+    jax.config.update("jax_enable_x64", False)
+    yield
+    jax.config.update("jax_enable_x64", True)
+
+
+def test_weights_of_numpy_load_like_themselves_in_32_bits(tmp_path: Path, of_32_bits: None) -> None:
+    params = {"w": np.ones(2), "n": np.arange(3)}
+    cavs.io.save_params(params, tmp_path / "a")
+    found = cavs.io.load_params(tmp_path / "a", like=params)
+    assert found["w"].dtype == np.float32 and found["n"].dtype == np.int32
+    with pytest.raises(ValueError, match=re.escape("got float32[2] at 'w'; expected float16[2], as in like")):
+        cavs.io.load_params(tmp_path / "a", like=params | {"w": np.ones(2, np.float16)})
 
 
 def test_weights_that_differ_from_like_are_refused(tmp_path: Path) -> None:

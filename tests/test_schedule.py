@@ -85,6 +85,13 @@ def test_buckets_are_a_ladder() -> None:
     assert len(set(sizes)) <= 48
 
 
+def test_a_field_that_is_named_twice() -> None:
+    graphs = cavs.from_lengths([3, 2], label=np.arange(5))
+    once, twice = (cavs.schedule(graphs, fields=("label",) * n) for n in (1, 2))
+    assert once.shape == twice.shape
+    np.testing.assert_array_equal(once.data, twice.data)
+
+
 def test_exact_schedules_have_no_padding() -> None:
     graphs = BATCHES["binary"]
     assert cavs.schedule(graphs, exact=True).shape.vertices == graphs.num_vertices

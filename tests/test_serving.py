@@ -158,10 +158,10 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
         (
             random_binary_tree(40, seed=1),
             binary,
-            "40 leaves; expected at most 16 and 39 vertices with children; expected at most 16",
+            "40 leaves (expected at most 16) and 39 vertices with children (expected at most 16)",
         ),
         (star(3), binary, "a vertex with 3 children; expected 2 at each vertex that has any"),
-        (random_dag(9, (2,), seed=0), binary, "a vertex with two parents; expected trees"),
+        (random_dag(9, (2,), seed=0), binary, "a vertex with two parents (expected trees)"),
         (trees, dag, "vertices without kinds; expected the kinds a, b"),
         (with_kinds(trees, ("a", "z"), seed=0), dag, "the kind 'z'; expected one of a, b"),
         (with_kinds(star(90), ("a", "b"), seed=0), dag, "a vertex with 90 children; expected at most"),
@@ -203,7 +203,7 @@ def test_errors_of_a_server() -> None:
         (
             (params, cavs.from_lengths([2, 99]), np.ones((101, H), np.float32)),
             ValueError,
-            "98 vertices with children; expected at most 8",
+            "98 vertices with children (expected at most 8) and 98 edges (expected at most 8), in graph 1",
         ),
         ((params, cavs.from_lengths([2, 99]), np.ones((101, H), np.float32)), ValueError, "in graph 1. Export again"),
     ]

@@ -105,6 +105,8 @@ def test_deal_gives_each_part_as_many_graphs_and_about_as_many_vertices(case):
     assert np.ptp(sizes[parts].sum(1)) <= sizes.max()
     with pytest.raises(ValueError, match=r"deal: count: got 5 for 12 graphs"):
         cavs.memory.deal(graphs, 5)
+    with pytest.raises(TypeError, match=r"deal: graphs: got a list; expected cavs.Graphs. Write deal\(graphs, count\)"):
+        cavs.memory.deal([graphs], 1)
 
 
 def test_deals_by_height_have_fewer_levels_and_about_as_many_rows():

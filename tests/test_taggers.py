@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import cavs
 from cavs import vertex_programs as vp
@@ -114,6 +115,12 @@ def test_the_tagger_that_spells_equals_the_interpreter():
 
 
 # ---- dropout ----
+
+
+@pytest.mark.parametrize("rate", [-0.1, 20, np.nan])
+def test_rates_that_are_no_probabilities(rate):
+    with pytest.raises(ValueError, match=f"dropout: rate: got {rate}; expected a probability, 0 to 1. Write 0.2 for 20 %"):
+        vp.dropout(jnp.ones(3), rate, jax.random.key(0))
 
 
 def test_the_key_determines_dropout():

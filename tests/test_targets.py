@@ -82,9 +82,7 @@ def test_json_lines_and_npz_hold_targets(tmp_path):
         np.testing.assert_array_equal(same.graph_label, some.graph_label)
         read = cavs.read(tmp_path / "out.jsonl")
         np.testing.assert_array_equal(read.graph_label, some.graph_label)
-        gone = np.isnan(some.label).reshape(len(some.label), -1).any(1)
-        np.testing.assert_array_equal(read.label[~gone], some.label[~gone])
-        assert np.isnan(read.label[gone]).all()
+        np.testing.assert_array_equal(read.label, some.label)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +202,17 @@ def test_simulated_probabilities_are_those_of_the_truth_table(tmp_path):
         np.testing.assert_allclose(share, exact, atol=0.04)  # 4,096 samples
         np.testing.assert_array_equal(share, cavs.io.simulate_netlist(cavs.read(tmp_path / name)))
         assert cavs.io.read_signals(tmp_path / name)[:4] == ["a", "b", "c", "n"]
+
+
+def test_graphs_that_are_no_netlists_are_not_simulated():
+    for graphs, got in (
+        (cavs.from_lengths([2]), "without named kinds"),
+        (cavs.from_lengths([2], kind=[0, 1], kind_names=["INPUT", "nand"]), "of kind 'nand'"),
+    ):
+        with pytest.raises(ValueError, match=f"simulate_netlist: netlists: got graphs {got}; expected inputs and gates. Write"):
+            cavs.io.simulate_netlist(graphs)
+    with pytest.raises(ValueError, match="read_signals: path: got 'a.txt', which ends in '.txt'; expected .bench or .blif"):
+        cavs.io.read_signals("a.txt")
 
 
 def test_netlists_are_simulated_varied_and_their_signals_named(tmp_path, capsys):

@@ -98,5 +98,7 @@ def test_invalid_weights_of_torch_are_refused() -> None:
         cavs.interop.params_from_torch(weights | {"weight_hh_l0": np.ones((2 * H, H))})
     with pytest.raises(ValueError, match=re.escape("got ['u', 'w'] in layer 0; expected the parameters of an LSTM")):
         cavs.interop.params_to_torch({"u": np.ones((H, H)), "w": np.ones((E, H))})
+    with pytest.raises(ValueError, match="got ndarray in layer 0"):
+        cavs.interop.params_to_torch(np.ones(3))
     with pytest.raises(ValueError, match="got shapes .* in layer 0"):
         cavs.interop.params_to_torch({"w": np.ones((E, 2 * H)), "u": np.ones((H, 2 * H)), "b": np.ones(2 * H)})

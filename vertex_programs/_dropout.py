@@ -55,7 +55,12 @@ def dropout(x: Array, rate: float, key: Key | None) -> Array:
 
     Returns:
         An array of the shape of `x`, or `x` itself without dropout.
+
+    Raises:
+        ValueError: `rate` is not between 0 and 1.
     """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"dropout: rate: got {rate}; expected a probability, 0 to 1. Write 0.2 for 20 %.")
     if key is None or not rate:
         return x
     # 16 random bits an entry instead of the 32 of jax.random.bernoulli.

@@ -12,7 +12,7 @@ import numpy as np
 from cavs._debug.interpret import compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
-from cavs._function.vertex import Vertex, VertexFunction
+from cavs._function.vertex import Vertex, VertexFunction, check_function
 from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.counted import counted
@@ -190,6 +190,7 @@ def compare(
         TypeError: as `run` and `interpret`.
         ValueError: as `run` and `interpret`.
     """
+    check_function("compare", F)
     check_graphs(graphs, "compare(F, params, graphs, inputs)")
     params, inputs = as_arrays(params, "compare: params"), as_arrays(inputs, "compare: inputs")
     edges = as_arrays(edges, "compare: edges")

@@ -12,7 +12,7 @@ import numpy as np
 from cavs._debug.compare import batched, probed
 from cavs._debug.interpret import at_vertex, checked_rows, children_of, compiled, edges_of
 from cavs._function.arrays import as_arrays
-from cavs._function.vertex import VertexFunction
+from cavs._function.vertex import VertexFunction, check_function
 from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs
@@ -39,6 +39,7 @@ class NanReport:
         equation: the equation that produced the NaN from operands without one, with the ranges of its operands; `None` if F
             did not produce it.
         source: the line of the program that contains this equation, or `None`.
+        what: "NaN", or "NaN or infinity" if infinite values were searched for, too.
     """
 
     where: str
@@ -49,10 +50,11 @@ class NanReport:
     level: int | None = None
     equation: str | None = None
     source: str | None = None
+    what: str = "NaN"
 
     def __str__(self) -> str:
         at = "" if self.row is None else f" at vertex {self.vertex} of graph {self.graph} (row {self.row}, level {self.level})"
-        lines = [f"{self.where}: {self.symbol} is the first NaN{at}", *filter(None, (self.equation, self.source))]
+        lines = [f"{self.where}: {self.symbol} is the first {self.what}{at}", *filter(None, (self.equation, self.source))]
         return "\n  ".join(lines)
 
 
@@ -89,8 +91,8 @@ def find_nan(
         graphs: as for [`cavs.interpret`][].
         inputs: as for [`cavs.interpret`][].
         edges: as for [`cavs.interpret`][].
-        loss: a function from the pushes (V, ...) to a scalar, whose gradient is searched; `None` for the sum of all float
-            pushes.
+        loss: a function from the pushes (V, ...) to a scalar, which is searched, and whose gradient is; `None` for the sum of
+            all float pushes.
         infinities: whether to search for infinite values, too.
 
     Returns:
@@ -100,6 +102,7 @@ def find_nan(
         TypeError: as [`cavs.run`][].
         ValueError: as [`cavs.run`][].
     """
+    check_function("find_nan", F)
     check_graphs(graphs, "find_nan(F, params, graphs, inputs)")
     params = as_arrays(params, "find_nan: params")
     inputs = checked_rows("find_nan: inputs", inputs, graphs.num_vertices, "vertex")
@@ -121,9 +124,11 @@ def find_nan(
     found = search.forward(pushes)
     if found is not None:
         return found
-    cotangents = jax.grad(loss or _sum, allow_int=True)(pushes["push"])
+    value, cotangents = jax.value_and_grad(loss or _sum, allow_int=True)(pushes["push"])
     if bad := search.first_bad([("gradient of push", cotangents)]):
         return search.report("loss", bad.symbol, int(np.argmax(search.bad_rows(bad.leaf))))
+    if loss is not None and search.bad(value):
+        return search.report("loss", "its value")
     zeros = jax.tree.map(zero_cotangent, pushes["state"])
     return search.backward(pushes["state"], cotangents, *vjp({"state": zeros, "push": cotangents}))
 
@@ -159,10 +164,11 @@ class _Search:
         self, where: str, symbol: str, row: int | None = None, equation: str | None = None, source: str | None = None
     ) -> NanReport:
         """The report for the vertex in a flat row, if any."""
+        what = "NaN or infinity" if self.infinities else "NaN"
         if row is None:
-            return NanReport(where, symbol, equation=equation, source=source)
+            return NanReport(where, symbol, equation=equation, source=source, what=what)
         graph, vertex = vertex_at(self.graphs.vertex_offsets, row)
-        return NanReport(where, symbol, int(row), graph, vertex, int(self.graphs.height[row]), equation, source)
+        return NanReport(where, symbol, int(row), graph, vertex, int(self.graphs.height[row]), equation, source, what)
 
     def first_bad(self, trees: list[tuple[str, PyTree]]) -> _Bad | None:
         """The first leaf with a NaN of some trees and their names."""

@@ -11,7 +11,7 @@ import numpy as np
 from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import check_child_function, score_and_value
 from cavs._function.raw_keys import from_stored, stored_aval
-from cavs._function.vertex import Pushed, Vertex, VertexFunction
+from cavs._function.vertex import Pushed, Vertex, VertexFunction, check_function
 from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs
@@ -76,10 +76,11 @@ def interpret(
         The pushes, a pytree of arrays (V, ...) in the order of the graphs' vertices.
 
     Raises:
-        TypeError: a leaf of `params`, `inputs` or `edges` is not an array.
+        TypeError: `F` or `graphs` is something else, or a leaf of `params`, `inputs` or `edges` is not an array.
         ValueError: `inputs` or `edges` has another number of rows, the graphs lack kinds, or F scatters or pushes nothing at a
             vertex.
     """
+    check_function("interpret", F)
     return loop(F, params, graphs, inputs, edges, functools.partial(at_vertex, F, graphs))
 
 

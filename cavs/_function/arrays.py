@@ -1,5 +1,7 @@
 """Arguments of users as arrays."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -33,7 +35,7 @@ def as_arrays(tree: PyTree, where: str, cure: str = EQUINOX) -> PyTree:
         raise
 
 
-def as_array(x: ArrayLike, where: str) -> jax.Array:
+def as_array(x: ArrayLike | Sequence[int], where: str) -> jax.Array:
     """Returns one argument as an array.
 
     Raises `TypeError` if it is something else, such as `None`; the message names the argument `where`.

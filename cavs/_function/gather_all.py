@@ -147,7 +147,8 @@ def score_and_value(out: PyTree, shape: tuple[int, ...] = ()) -> tuple[jax.Array
             f"gather_all: with reduce='softmax' fn must return (score, value), score a scalar; got shapes {got}. For several "
             "scores of one child, such as those of attention heads, write jax.vmap around gather_all."
         )
-    return jnp.asarray(out[0]), out[1]
+    score = jnp.asarray(out[0])
+    return score.astype(jax.eval_shape(jnp.exp, score).dtype), out[1]  # a float for integers and booleans
 
 
 def _counted(x: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from cavs._function.domains import Domain, Domains
-from cavs._jaxpr.equations import Program
+from cavs._jaxpr.equations import Program, depends
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 
 
@@ -38,6 +38,11 @@ class RoleProgram:
     def varied(self) -> set[Var]:
         """The arguments whose cotangents are asked for."""
         return {*self.arguments} - self.fixed
+
+    def from_params(self) -> set[Var]:
+        """The variables through which parameters get cotangents: those that depend on them without a `stop_gradient`."""
+        eqns = [e for e in self.program.eqns if e.primitive.name != "stop_gradient"]
+        return depends(eqns, self.varied & {*self.params})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -84,7 +84,7 @@ class _Reader(NamedTuple):
 
 
 def _readers_of_params(role: RoleProgram, part: Recurrent) -> list[_Reader]:
-    from_params = depends(role.program.eqns, role.varied & set(role.params))
+    from_params = role.from_params()
     readers = []
     for e in part.eqns:
         static = [i for i, x in enumerate(e.invars) if is_var(x) and domain_of(x, role.domain) == STATIC]

@@ -112,7 +112,7 @@ def checked_structure(
 def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Validates the optional arguments of `Graphs.build`, and returns all optional fields of `Graphs`.
 
-    Raises `ValueError` as `Graphs.build` does.
+    Raises `ValueError` and `TypeError` as `Graphs.build` does.
     """
     num_vertices, label = int(vertex_offsets[-1]), fields.get("label")
 
@@ -134,6 +134,9 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
         if isinstance(given := fields.get(name), str):
             raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
         names[name] = None if given is None else tuple(given)
+        if other := [x for x in names[name] or () if not isinstance(x, str)]:
+            got = f"{other[0]!r:.40} among the names"
+            raise TypeError(f"{name}: got {got}; expected str. Write {name}=[str(x) for x in names].")
     labels = names["label_names"]
     return names | {
         "kind": ids("kind", names["kind_names"]),

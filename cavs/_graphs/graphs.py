@@ -126,6 +126,7 @@ class Graphs:
             ValueError: a graph has no vertex or a cycle, a child is out of range, the length of an array does not fit, an
                 id is not an index into its names, or there are 2^31 or more vertices or edges. The message names the graph
                 and the vertex.
+            TypeError: names are no list of str.
         """
         vertex_offsets, child_offsets, kids, height = checked_structure(num_vertices, num_children, children)
         fields = {"kind": kind, "label": label, "input_id": input_id, "graph_label": graph_label, "edge_attr": edge_attr}
@@ -157,7 +158,9 @@ class Graphs:
         return int(np.diff(self.child_offsets).max(initial=0))
 
     def equals(self, other: "Graphs") -> bool:
-        """Whether all fields are the same: dtypes, values (NaN is NaN) and names."""
+        """Whether all fields are the same: dtypes, values (NaN is NaN) and names. Other objects are not the same."""
+        if not isinstance(other, Graphs):
+            return False
         mine, others = (jax.tree.flatten([getattr(graphs, name) for name in _FIELDS]) for graphs in (self, other))
         return mine[1] == others[1] and all(map(_same, mine[0], others[0]))
 

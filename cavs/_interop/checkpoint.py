@@ -158,6 +158,13 @@ def _like(x: Any, function: str, name: str) -> jax.ShapeDtypeStruct:
         raise ValueError(f"{function}: state: got a leaf {name} of {text}")
     try:
         dtype = jnp.result_type(x)
+        if isinstance(x, int):
+            np.asarray(x, dtype)
+    except OverflowError as error:
+        raise ValueError(
+            f"{function}: state: got a leaf {name} that is {x}; expected an int that fits {dtype}. Write float(...), or "
+            "jax.config.update('jax_enable_x64', True) for 64 bits."
+        ) from error
     except (TypeError, ValueError) as error:
         raise TypeError(f"{function}: state: got a {type(x).__name__} at {name}; expected arrays and numbers.") from error
     weak = isinstance(x, int | float | complex) and not isinstance(x, bool | np.generic)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cavs._graphs.arguments import optional_module
+from cavs._graphs.arguments import check_graphs, optional_module
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._readers.json_values import are_targets, id_values, ids_of, targets_of
@@ -35,7 +35,8 @@ def from_networkx(
 
     The node attributes hold integers >= 0, or strings, which are numbered in the order of first appearance and become
     `kind_names`, `label_names`, `vocab`. A node whose label or input is missing or `None` gets -1. The kind is present on
-    all nodes or on none. If no node has an attribute, the field is `None`.
+    all nodes or on none. If no node has an attribute, the field is `None`. If a label is a number with decimals, or a list or
+    an array of numbers, all labels are targets of a regression: they become (V, ...) float64, NaN where one is missing.
 
     Args:
         graphs: `networkx.DiGraph` or `networkx.MultiDiGraph`, one or an iterable.
@@ -75,7 +76,7 @@ def from_networkx(
         features.extend(data for _, data in graph.nodes(data=x))
     fields: dict[str, Any] = {}
     for ids, (attribute, names) in sources.items():
-        given = [value.item() if isinstance(value, np.integer) else value for value in values[ids]]
+        given = [value.tolist() if isinstance(value, np.generic | np.ndarray) else value for value in values[ids]]
         if all(value is None for value in given):
             continue
         try:
@@ -153,9 +154,11 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
         One `networkx.DiGraph` per graph; a `networkx.MultiDiGraph` if a vertex has the same child twice.
 
     Raises:
+        TypeError: `graphs` is something else.
         ImportError: networkx is not installed.
     """
     networkx = optional_module("networkx", MSG_NETWORKX.format("to_networkx"))
+    check_graphs(graphs, "to_networkx(graphs)")
     owner, _ = graphs._edges
     edges = {"order": (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()}
     if graphs.edge_attr is not None:

@@ -79,9 +79,10 @@ def params_to_torch(params: PyTree, prefix: str = "") -> dict[str, np.ndarray]:
     """
     out = {}
     for k, layer in enumerate(params if isinstance(params, Sequence) else [params]):
-        for suffix, p in (("", layer.get("forward", layer)), ("_reverse", layer.get("backward"))):
-            if p is not None:
-                out |= {f"{prefix}{name}_l{k}{suffix}": x for name, x in _to_torch(f"layer {k}", p).items()}
+        ways = layer if isinstance(layer, Mapping) and "forward" in layer else {"forward": layer}
+        for suffix, way in (("", "forward"), ("_reverse", "backward")):
+            if way in ways:
+                out |= {f"{prefix}{name}_l{k}{suffix}": x for name, x in _to_torch(f"layer {k}", ways[way]).items()}
     return out
 
 

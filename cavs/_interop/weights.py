@@ -1,7 +1,7 @@
 """Weights as safetensors files: arrays by name, without code or pickle, readable by other frameworks."""
 
 import os
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -60,7 +60,8 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
             where these parts are 0, 1, ...
 
     Returns:
-        The arrays, in the structure of `like`, or in dicts and lists.
+        The arrays, in the structure of `like`, or in dicts and lists. Unless `jax_enable_x64` is set, JAX has 32 bits: a
+        float64 becomes a float32, in the file as in `like`.
 
     Raises:
         ValueError: the file is damaged or not a safetensors file; an array differs from `like`; or, without `like`, the name
@@ -75,7 +76,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
     except Exception as error:  # of safetensors, or of NumPy and JAX for an invalid header
         raise ValueError(f"load_params: {os.fspath(path)} is not a complete safetensors file ({error}).") from error
     if like is not None:
-        wanted = named_leaves(like, "load_params: like")
+        wanted = {name: _in_jax(x) for name, x in named_leaves(like, "load_params: like").items()}
         for name in [*wanted, *sorted(arrays)]:
             got, expected = (describe_array(tree.get(name)) for tree in (arrays, wanted))
             if got != expected:
@@ -89,6 +90,11 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         raise ValueError(
             f"load_params: {os.fspath(path)}: {error}. Write like=..., a pytree with the structure that was saved."
         ) from error
+
+
+def _in_jax(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype that an array has in JAX."""
+    return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _with_lists(tree: PyTree) -> PyTree:

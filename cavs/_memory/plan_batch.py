@@ -80,9 +80,12 @@ def plan(
         BudgetError: the smallest plan does not fit the budget. The message says how much it needs.
         ValueError: `budget` is not an amount of memory; `axis`, `parts`, `segments` or `names` is invalid; or the loss would
             not be the same in parts. That is found by one comparison, on a few graphs or samples of the batch.
-        TypeError: `loss` is no function of two arguments, or `batch` is neither [`cavs.Graphs`][] nor a pytree of arrays.
+        TypeError: `loss` is no function of two arguments, `collate` none of one, or `batch` is neither [`cavs.Graphs`][] nor a
+            pytree of arrays.
     """
     check_takes("plan: loss", loss, "params", "batch", write="cavs.memory.plan(loss, params, batch)")
+    if collate is not None:
+        check_takes("plan: collate", collate, "sample")
     wanted = bytes_of(budget, "plan")
     data = divided(batch, collate, axis)
     counts = numbers_of_parts(len(data))

@@ -10,6 +10,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from cavs._feed.plan import dealt
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -45,8 +46,10 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
         (count, G / count) int, the graphs of each sub-batch, for [`cavs.data.Loader`][].
 
     Raises:
+        TypeError: if `graphs` is something else.
         ValueError: if `count` does not divide the number of graphs.
     """
+    check_graphs(graphs, "deal(graphs, count)")
     if not isinstance(count, int) or count < 1 or not len(graphs) or len(graphs) % count:
         raise ValueError(
             f"deal: count: got {count!r} for {counted(len(graphs), 'graph')}; expected a divisor of the number of graphs, so "

@@ -12,7 +12,16 @@ from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import INT32_MAX, CycleError
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
-from cavs._readers.json_values import are_targets, as_values, id_values, ids_of, rows_for_json, rows_of, targets_of
+from cavs._readers.json_values import (
+    are_targets,
+    as_values,
+    check_finite,
+    id_values,
+    ids_of,
+    rows_for_json,
+    rows_of,
+    targets_of,
+)
 from cavs._readers.names import arrays_by_name, leaves_by_name, nested
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, format_error, read_lines, write_bytes
 
@@ -46,7 +55,7 @@ def read_edges(path: Path) -> Graphs:
       `kinds` has that length.
     - `inputs`, `labels` and `kinds` are optional and have one value per vertex.
     - `label` is optional, the label of the graph: a finite number or nested lists of numbers of one shape, which become
-      `graph_label`.
+      `graph_label`. Null becomes NaN, also within lists.
     - `edge_attr` is optional, a list with one value per edge, in the order of `edges`, or of the children of vertex 0, of
       vertex 1, and so on: numbers, or nested lists of numbers of one shape. They become `edge_attr`.
     - `x` is optional, the features of the vertices: a list with one value per vertex, as of `edge_attr`, or an object of such
@@ -55,7 +64,8 @@ def read_edges(path: Path) -> Graphs:
     The values of `inputs`, of `labels` and of `kinds` are of one type in the whole file: integers >= 0, or strings, which
     become `vocab`, `label_names`, `kind_names` in the order of first appearance. An input or a label may be null, which
     becomes -1. If any of the `labels` is a number with decimals or a list of numbers, all of them are targets of a
-    regression: they become (V, ...) float64, and null becomes NaN. Each of these keys is on every line or on none.
+    regression: they become (V, ...) float64, and null becomes NaN, also within lists. Each of these keys is on every line or
+    on none.
 
     Args:
         path: the file; it is decompressed if its name ends in `.gz`.
@@ -157,7 +167,7 @@ def write_edges(graphs: Graphs, path: Path) -> None:
     """Writes graphs as JSON lines for [`cavs.io.read_edges`][].
 
     If there are names, the lines contain names instead of ids. Reading numbers them in the order of first appearance again,
-    so names that no vertex has are lost.
+    so names that no vertex has are lost. If all labels are NaN, they become -1.
 
     Args:
         graphs: the graphs.
@@ -165,9 +175,12 @@ def write_edges(graphs: Graphs, path: Path) -> None:
 
     Raises:
         TypeError: `graphs` is something else.
-        ValueError: `edge_attr` or `x` has values that are not finite real numbers.
+        ValueError: `edge_attr` or `x` has values that are not finite real numbers, or a label other values than these and NaN.
     """
     check_graphs(graphs, "write_edges(graphs, path)")
+    for name in ("label", "graph_label"):
+        if (rows := getattr(graphs, name)) is not None:
+            check_finite(rows, name, or_nan=True)
     vertex_offsets, child_offsets = graphs.vertex_offsets.tolist(), graphs.child_offsets.tolist()
     children = graphs.children.tolist()
     ids = {key: (getattr(graphs, name), getattr(graphs, names)) for key, (name, names) in _FIELDS.items()}

@@ -37,9 +37,12 @@ def are_targets(values: Iterable[object]) -> bool:
 
 
 def targets_of(values: Sequence[Any]) -> np.ndarray:
-    """(N, ...) float64, NaN for `None`. Raises `ValueError` if the values are not numbers, or nested lists, of one shape."""
+    """(N, ...) float64, NaN for `None`, also within lists.
+
+    Raises `ValueError` if the values are not numbers, or nested lists, of one shape, or one of them is infinite.
+    """
     given = [i for i, value in enumerate(values) if value is not None]
-    array = _numbers([values[i] for i in given])
+    array = _numbers([values[i] for i in given], missing=np.nan)
     if np.isinf(array).any():
         raise ValueError("an infinite number")
     out = np.full((len(values), *array.shape[1:]), np.nan)
@@ -55,9 +58,10 @@ def rows_of(values: Sequence[Any]) -> np.ndarray:
     return array
 
 
-def _numbers(values: Sequence[Any]) -> np.ndarray:
+def _numbers(values: Sequence[Any], missing: float | None = None) -> np.ndarray:
     try:
         objects = np.array(values, object)
+        objects[np.equal(objects, None)] = missing
         types = set(map(type, objects.ravel().tolist()))
         if types <= {int, float}:
             return objects.astype(np.int64 if types == {int} else np.float64)
@@ -74,18 +78,25 @@ def id_values(ids: np.ndarray, names: Names) -> list[Any]:
 
 
 def as_values(array: np.ndarray) -> list[Any]:
-    """The rows of an array for JSON, `None` for a row with NaN. Booleans are 0 and 1, as a reader expects numbers."""
+    """The rows of an array for JSON, `None` for NaN and for a row of NaN. Booleans are 0 and 1, as a reader expects numbers."""
     array = array.astype(np.int64) if array.dtype == bool else array
-    missing: Any = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
-    missing = missing.any(tuple(range(1, missing.ndim))).tolist()
-    return [None if gone else value for gone, value in zip(missing, array.tolist(), strict=True)]
+    if array.dtype.kind != "f":
+        return array.tolist()
+    missing, axes = np.isnan(array), tuple(range(1, array.ndim))
+    gone = (missing.all(axes) & missing.any(axes)).tolist()  # not a row without numbers
+    return [None if lost else row for lost, row in zip(gone, np.where(missing, None, array).tolist(), strict=True)]
+
+
+def check_finite(rows: np.ndarray, name: str, or_nan: bool = False) -> None:
+    """Raises `ValueError` if a value of the field `name` is not a finite real number, and not NaN if that is allowed."""
+    if rows.dtype.kind == "c" or (np.isinf(rows).any() if or_nan else not np.isfinite(rows).all()):
+        raise ValueError(
+            f"write_edges: {name}: got {rows.dtype} with values that are not finite real numbers; expected such "
+            f"numbers{', or NaN' * or_nan}. Write cavs.io.save_npz, which stores any."
+        )
 
 
 def rows_for_json(rows: np.ndarray, name: str) -> list[Any]:
     """The rows of `Graphs.edge_attr` or of `Graphs.x` for JSON. Raises `ValueError` if a value is not a finite real number."""
-    if rows.dtype.kind == "c" or not np.isfinite(rows).all():
-        raise ValueError(
-            f"write_edges: {name}: got {rows.dtype} with values that are not finite real numbers; expected such "
-            "numbers. Write cavs.io.save_npz, which stores any."
-        )
+    check_finite(rows, name)
     return (rows.astype(np.int64) if rows.dtype == bool else rows).tolist()

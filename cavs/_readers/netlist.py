@@ -122,14 +122,14 @@ def read_signals(path: Path) -> list[str]:
         FormatError: a line is invalid.
         ValueError: the path has another suffix.
     """
-    return [*_read(path).names]
+    return [*_read(path, "read_signals").names]
 
 
-def _read(path: Path) -> _Netlist:
+def _read(path: Path, function: str = "read_netlist") -> _Netlist:
     suffix = bare_suffix(path)
     if suffix not in (".bench", ".blif"):
         got = f"{os.fspath(path)!r}, which ends in {suffix!r}"
-        raise ValueError(f"read_netlist: path: got {got}; expected .bench or .blif, or one of these with .gz.")
+        raise ValueError(f"{function}: path: got {got}; expected .bench or .blif, or one of these with .gz.")
     netlist = _read_bench(path) if suffix == ".bench" else _read_blif(path)
     if not netlist.kinds:
         raise format_error(path, None, "no input and no gate", "at least one")

@@ -2,12 +2,15 @@
 
 import numpy as np
 
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.graphs import Graphs
 
 WORDS = 64  # 64 x 64 = 4,096 random inputs, simulated bit by bit in parallel
 _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
 _REDUCE = {"AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor}
 _INVERTED = {"NAND": "AND", "NOR": "OR", "XNOR": "XOR", "NOT": "OR"}
+_GATES = {"INPUT", "BUF", *_REDUCE, *_INVERTED}
+MSG_KINDS = "simulate_netlist: netlists: got graphs {}; expected inputs and gates. Write cavs.io.read_netlist(path)."
 
 
 def simulate_netlist(netlists: Graphs, seed: int = 0) -> np.ndarray:
@@ -19,8 +22,16 @@ def simulate_netlist(netlists: Graphs, seed: int = 0) -> np.ndarray:
 
     Returns:
         (V,) float64, the share of inputs for which each vertex is 1.
+
+    Raises:
+        TypeError: `netlists` are no graphs.
+        ValueError: the graphs have no kinds, or a kind that is no gate.
     """
-    assert netlists.kind is not None and netlists.kind_names is not None
+    check_graphs(netlists, "simulate_netlist(netlists)")
+    if netlists.kind is None or netlists.kind_names is None:
+        raise ValueError(MSG_KINDS.format("without named kinds"))
+    if other := [name for name in netlists.kind_names if name not in _GATES and not name.startswith("names:")]:
+        raise ValueError(MSG_KINDS.format(f"of kind {other[0]!r}"))
     values = np.zeros((netlists.num_vertices, WORDS), np.uint64)
     fan_in, child = np.diff(netlists.child_offsets), netlists._edges[1]
     rng = np.random.default_rng(seed)

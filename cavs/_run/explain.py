@@ -17,7 +17,7 @@ from cavs._jaxpr.jaxprs import Eqn, is_var
 from cavs._jaxpr.memo import results
 from cavs._run.plans import latest_plan, plan_of
 from cavs._run.run import for_schedule
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.schedule import Schedule, check_schedule
 from cavs.kernels import Target
 
 
@@ -38,10 +38,12 @@ def explain(
         sched: a schedule as in training. Its padding is listed, and engines are described for its shape.
 
     Raises:
-        TypeError: `F` is no `VertexFunction`.
+        TypeError: `F` is no `VertexFunction`, or `sched` no `Schedule`.
         ValueError: only `F` is given, and it has not run yet.
     """
     check_function("explain", F)
+    if sched is not None:
+        check_schedule("explain", sched)
     function = F if sched is None else for_schedule(F, sched, None)[0]
     if params is None and inputs is None and edges is None:
         plan = latest_plan(function) or next(filter(None, map(latest_plan, reversed(results(mixed, F)))), None)

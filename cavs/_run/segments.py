@@ -20,6 +20,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored, to_stored
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.memo import memoized
@@ -108,7 +109,7 @@ def _with_given(
         v.scatter(F.state_tree.unflatten(map(from_stored, stored, F.key_impls)))
         pushed = [from_stored(jnp.zeros(a.shape, a.dtype), i) for a, i in zip(plan.push_avals, plan.push_impls, strict=True)]
         if plan.push_states is not None:
-            pushed = [from_stored(stored[i], F.key_impls[i]) for i in plan.push_states]
+            pushed = [from_stored(stored[i], impl) for i, impl in zip(plan.push_states, plan.push_impls, strict=True)]
         v.push((plan.push_tree.unflatten(pushed), stored))
 
     fns: dict[str, Callable[[Any, Vertex], None]] = {
@@ -247,4 +248,4 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
         of = zip(pull(instantiated(cts)), pull.args[0][:3], strict=True)
         return *([own.get(i) for i in range(len(xs))] for own, xs in of), None, None
 
-    return reverse_differentiable(whole, forward, backward, "run", once=True)
+    return reverse_differentiable(whole, forward, always_compiled(backward), "run", once=True)

@@ -122,7 +122,7 @@ def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
     """Returns which numbers of a batch are too large for all shapes of a ladder, as a part of an error message."""
     found = _differences(graphs, shapes[0])
     if found:
-        return " and ".join(found)
+        return _all(found)
     largest = shapes[-1]
     alike = _as_in(graphs, largest)
     assert alike is not None
@@ -137,4 +137,9 @@ def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
         levels = int(graphs.height.max(initial=0)) + 1
         room = counted(largest.levels, "level") if largest.levels else counted(largest.tasks, "task")
         found = [f"{counted(levels, 'level')}; expected fewer, which fit {room}"]
-    return " and ".join(found)
+    return _all(found)
+
+
+def _all(found: list[str]) -> str:
+    """Joins texts of the form "3 leaves; expected at most 2"."""
+    return found[0] if len(found) == 1 else " and ".join(f"{text.replace('; ', ' (', 1)})" for text in found)

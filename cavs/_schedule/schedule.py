@@ -173,13 +173,13 @@ class Schedule:
 
         Args:
             array: any[V, ...], a host array, or keys of `jax.random`. `None` (a field that the graphs lack) is an error.
-            fill: the value of the padding.
+            fill: the value of the padding, which the dtype of the array can hold.
 
         Returns:
             (Vp, ...) a NumPy array of the same dtype; keys of `jax.random` for keys.
 
         Raises:
-            ValueError: the array does not have one row per vertex.
+            ValueError: the array does not have one row per vertex, or its dtype cannot hold `fill`.
         """
         return _padded("Schedule.pad", array, fill, int(self.host().num_vertices), self.shape.vertices, "one row per vertex")
 
@@ -193,13 +193,13 @@ class Schedule:
         Args:
             array: any[E, ...], a host array, such as `graphs.edge_attr`, in the order of `graphs.children`; or keys of
                 `jax.random`. `None` (a field that the graphs lack) is an error.
-            fill: the value of the padding.
+            fill: the value of the padding, which the dtype of the array can hold.
 
         Returns:
             (Ep, ...) a NumPy array of the same dtype; keys of `jax.random` for keys. Ep is the sum of `shape.edges`.
 
         Raises:
-            ValueError: the array does not have one row per edge.
+            ValueError: the array does not have one row per edge, or its dtype cannot hold `fill`.
         """
         return _padded("Schedule.pad_edges", array, fill, self.num_edges, self.shape.all_edges, "one row per edge")
 
@@ -283,9 +283,21 @@ def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int,
         if isinstance(array, dict):
             got, write = "a dict", f" For a pytree of arrays, write jax.tree.map(sched.{method}, rows)."
         raise ValueError(f"{function}: array: got {got}; expected ({count}, ...), {what}.{write}")
+    if rows.dtype.kind in "biu" and not _holds(rows.dtype, fill):
+        raise ValueError(
+            f"{function}: fill: got {fill!r}; expected a value of {rows.dtype}, which the array has. Write array.astype(...), "
+            "or another fill."
+        )
     out = np.full((size, *rows.shape[1:]), fill, rows.dtype)
     out[:count] = rows
     return out
+
+
+def _holds(dtype: np.dtype, value: ArrayLike) -> bool:
+    """Whether a dtype of integers or booleans has the number `value`, which NumPy would wrap around or round."""
+    given = np.asarray(value)
+    with np.errstate(invalid="ignore"):
+        return given.dtype.kind in "biuf" and np.array_equal(given.astype(dtype), given)
 
 
 @jax.tree_util.register_pytree_node_class

@@ -90,7 +90,7 @@ def options_of(function: str, graphs: Graphs, options: Options) -> Options:
     scripts = Target.here().is_gpu if options.scripts is None else options.scripts
     if options.kinds is None:
         options = options._replace(kinds="mixed" if scripts and 1 < len(graphs._inner_kinds) <= MOST_MIXED else True)
-    fields = tuple(options.fields)
+    fields = tuple(dict.fromkeys(options.fields))
     if options.kinds == "mixed" and graphs.kind is not None and "kind" not in fields:
         fields = (*fields, "kind")
     has = [name for name in FIELDS if getattr(graphs, name) is not None]

@@ -41,8 +41,8 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
         ValueError: `table` has no rows, or `ids` are not ints with one axis.
     """
     table, ids = as_array(table, "rows: table"), as_array(ids, "rows: ids")
-    if table.ndim < 1:
-        raise ValueError("rows: table: got a scalar; expected an array of shape (N, ...), one row per id.")
+    if not table.shape[:1] > (0,):
+        raise ValueError(f"rows: table: got shape {table.shape}; expected (N, ...), one row per id, and N of at least 1.")
     if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ValueError(f"rows: ids: got shape {ids.shape} and dtype {ids.dtype}; expected (U,) ints, such as sched.input_id.")
     axes = checked_axes()
