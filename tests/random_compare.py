@@ -18,7 +18,7 @@ FAILED = ("wrong", "crashed", "unclear")
 _NATIVE = (
     r"the schedule runs vertex by vertex", r"F was created with Optimizations\((lazy|fusion)=False\)",
     r"the library has no \S+", r"it computes with \w+, and the library has float32, int32 and bool",
-    r"select_n of more than two cases", r"\w+ of (float32|int32|bool)\b", r"\w+ of operands of \[",
+    r"select_n of \d+ operands", r"\w+ of (float32|int32|bool)\b", r"\w+ of operands of \[",
     r"a reduction of nothing", r"a product (of integers|without elements)", r"a value without elements",
     r"a rearrangement of single elements", r"pad with negative padding",
 )  # fmt: skip
