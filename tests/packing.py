@@ -11,18 +11,7 @@ from cavs.kernels.precision import PRECISIONS
 
 
 def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
-    """Packs weights as `PackedWeight` says.
-
-    Args:
-        parts: Where each weight goes.
-        weights: The matrices.
-        unit: The width of a unit vector in memory.
-        hb: The units of a thread block.
-        precision: See `LaunchConfig`.
-
-    Returns:
-        float32 of shape (thread blocks, words).
-    """
+    """Packs weights as `PackedWeight` says: float32 of shape (thread blocks, words). The arguments are those of `pack_ring`."""
     ctas = unit // hb
     chunk, dtype, rounded = PRECISIONS[precision].chunk, PRECISIONS[precision].dtype, PRECISIONS[precision].rounded
     out = []

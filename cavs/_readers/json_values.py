@@ -10,6 +10,8 @@ from cavs._graphs.flat import number_names
 
 Names = tuple[str, ...] | None
 
+_NONE: Any = None  # NumPy takes it; its types do not
+
 
 def ids_of(values: Sequence[Any], optional: bool) -> tuple[np.ndarray, Names]:
     """Converts integers or names to ids.
@@ -61,7 +63,7 @@ def rows_of(values: Sequence[Any]) -> np.ndarray:
 def _numbers(values: Sequence[Any], missing: float | None = None) -> np.ndarray:
     try:
         objects = np.array(values, object)
-        objects[np.equal(objects, None)] = missing
+        objects[np.equal(objects, _NONE)] = missing
         types = set(map(type, objects.ravel().tolist()))
         if types <= {int, float}:
             return objects.astype(np.int64 if types == {int} else np.float64)
@@ -84,7 +86,7 @@ def as_values(array: np.ndarray) -> list[Any]:
         return array.tolist()
     missing, axes = np.isnan(array), tuple(range(1, array.ndim))
     gone = (missing.all(axes) & missing.any(axes)).tolist()  # not a row without numbers
-    return [None if lost else row for lost, row in zip(gone, np.where(missing, None, array).tolist(), strict=True)]
+    return [None if lost else row for lost, row in zip(gone, np.where(missing, _NONE, array).tolist(), strict=True)]
 
 
 def check_finite(rows: np.ndarray, name: str, or_nan: bool = False) -> None:
