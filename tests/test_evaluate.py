@@ -135,6 +135,8 @@ def test_what_cannot_be_predicted_is_named():
     ("score", "error", "message"),
     [
         (lambda: cavs.data.span_scores(["BO"], [["O"]]), TypeError, "span_scores: true: got a str in place of a sentence"),
+        (lambda: cavs.data.span_scores([[0]], [["O"]]), TypeError, "span_scores: true: got 0 among the tags; expected str"),
+        (lambda: cavs.data.span_scores([["O"]], [0]), TypeError, "span_scores: predicted: got a int in place of a sentence"),
         (lambda: cavs.data.span_scores([["O"]], ["O"]), TypeError, "span_scores: predicted: got a str in place of a sentence"),
         (lambda: cavs.data.span_scores([["O"]], []), ValueError, r"predicted: got sentences of \[\] tags; expected \[1\]"),
         (lambda: cavs.data.span_scores([["O"]], [["O", "O"]]), ValueError, r"predicted: got sentences of \[2\] tags; expected"),

@@ -329,6 +329,10 @@ def test_a_fraction_of_the_memory():
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="recompute: fn: got 3"):
         recompute(3)
+    with pytest.raises(TypeError, match="static_argnums: got 'a'; expected positions"):
+        recompute(jnp.sin, static_argnums="a")
+    with pytest.raises(TypeError, match="offload: got 'x'; expected True or False"):
+        recompute(jnp.sin, offload="x")
     with pytest.raises(TypeError, match="static_argnums"):
         recompute(lambda x, name: x)(1.0, "name")
 

@@ -215,6 +215,10 @@ def test_schedule() -> None:
         cavs.schedule([TREE])
     with pytest.raises(ValueError, match="policy: got 'greedy'; expected 'batching' or 'serial'"):
         cavs.schedule(TREE, policy="greedy")
+    with pytest.raises(ValueError, match="exact: got 'no'; expected True or False"):
+        cavs.schedule(TREE, exact="no")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="scripts: got 2; expected None, True or False"):
+        cavs.schedule(TREE, scripts=2)  # type: ignore[arg-type]
 
 
 def test_attributes_of_a_schedule() -> None:

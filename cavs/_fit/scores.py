@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -186,12 +186,17 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
         ends and its type are right.
 
     Raises:
-        TypeError: a sentence is a str.
+        TypeError: a sentence is a str or no sequence, or a tag is no str.
         ValueError: the sentences have other lengths.
     """
-    text = [side for side, tags in (("true", true), ("predicted", predicted)) if any(isinstance(one, str) for one in tags)]
-    if text:
-        raise TypeError(f"span_scores: {text[0]}: got a str in place of a sentence; expected lists of tags. Write [tags].")
+    for side, sentences in (("true", true), ("predicted", predicted)):
+        for one in sentences:
+            if isinstance(one, str) or not isinstance(one, Iterable):
+                got = f"span_scores: {side}: got a {type(one).__name__} in place of a sentence"
+                raise TypeError(f"{got}; expected lists of tags. Write [tags].")
+            if other := [tag for tag in one if not isinstance(tag, str)]:
+                got = f"span_scores: {side}: got {other[0]!r:.40} among the tags"
+                raise TypeError(f"{got}; expected str. Write [[names[i] for i in ids] for ids in {side}].")
     if [*map(len, true)] != [*map(len, predicted)]:
         got = f"sentences of {[*map(len, predicted)][:9]} tags"
         raise ValueError(f"span_scores: predicted: got {got}; expected {[*map(len, true)][:9]}, as in true.")

@@ -50,7 +50,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
     if graphs.label is None or graphs.label_names is None:
         raise ValueError(
             f"with_labels: graphs: got graphs {'without labels' if graphs.label is None else 'whose labels have no names'}; "
-            "expected label and label_names. Write dataclasses.replace(graphs, label_names=('negative', 'positive'))."
+            "expected label and label_names. Write graphs.replace(label_names=('negative', 'positive'))."
         )
     index = {name: i for i, name in enumerate(labels)}
     if missing := [name for name in graphs.label_names if name not in index]:
@@ -77,7 +77,7 @@ def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, 
     if graphs.vocab is None or graphs.input_id is None:
         raise ValueError(
             "vocabulary: graphs: got graphs without words; expected vocab and input_id, as cavs.read returns them for texts. "
-            "Write dataclasses.replace(graphs, vocab=words, input_id=numbers)."
+            "Write graphs.replace(vocab=words, input_id=numbers)."
         )
     counts = np.bincount(graphs.input_id[graphs.input_id >= 0], minlength=len(graphs.vocab))
     kept = counts >= min_count

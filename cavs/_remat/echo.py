@@ -70,11 +70,17 @@ def recompute(
 
     Raises:
         BudgetError: when it is differentiated, if no plan fits the budget.
+        TypeError: if `fn` is no function, `static_argnums` are no ints, or `offload` is no bool.
         ValueError: if `budget` is not an amount of memory, or `names` is invalid or has a name that no value has.
     """
     if not callable(fn):
         raise TypeError(f"cavs.memory.recompute: fn: got {fn!r}; expected a function. Write recompute(loss, budget='2GiB').")
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    if not all(isinstance(n, int) for n in static):
+        got = f"cavs.memory.recompute: static_argnums: got {static_argnums!r}"
+        raise TypeError(f"{got}; expected positions of arguments. Write static_argnums=(1,).")
+    if not isinstance(offload, bool):
+        raise TypeError(f"cavs.memory.recompute: offload: got {offload!r}; expected True or False.")
     size = bytes_of(budget, "cavs.memory.recompute")
     return Recomputed(fn, size, static, names_of(names, "recompute"), _read(plan), offload)
 

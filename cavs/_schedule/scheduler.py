@@ -1,6 +1,7 @@
 """The BFS scheduler: Cavs' Algorithm 1 as one counting sort by height."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,13 @@ from cavs.kernels import Target
 # Each vertex computes the functions of all kinds that are mixed. Three were measured, on an H100; with many kinds, tasks of one
 # kind each must become faster at some point.
 MOST_MIXED = 8
+
+_VALUES: dict[str, tuple[Any, ...]] = {
+    "policy": ("batching", "serial"),
+    "kinds": (None, True, False, "mixed"),
+    "exact": (True, False),
+    "scripts": (None, True, False),
+}
 
 
 def schedule(
@@ -62,8 +70,8 @@ def schedule(
 
     Raises:
         TypeError: `graphs` is not [`cavs.Graphs`][], `fields` is a str, or `shapes` is no list of shapes.
-        ValueError: `policy` is unknown, `segments` is not an int >= 1 or used together with `shapes`, or the graphs do not have
-            one of the `fields`.
+        ValueError: `policy`, `kinds`, `exact` or `scripts` is another value, `segments` is not an int >= 1 or used together with
+            `shapes`, or the graphs do not have one of the `fields`.
     """
     if shapes is not None and not (isinstance(shapes, list | tuple) and all(isinstance(shape, Shape) for shape in shapes)):
         raise TypeError(
@@ -80,10 +88,10 @@ def schedule(
 def options_of(function: str, graphs: Graphs, options: Options) -> Options:
     """Validates the options of a schedule, for error messages of `function`, and fills in the default of this device."""
     check_graphs(graphs, f"{function}(graphs, ...)")
-    if options.policy not in ("batching", "serial"):
-        raise ValueError(f"{function}: policy: got {options.policy!r}; expected 'batching' or 'serial'.")
-    if options.kinds not in (None, True, False, "mixed"):
-        raise ValueError(f"{function}: kinds: got {options.kinds!r}; expected None, True, False or 'mixed'.")
+    for name, allowed in _VALUES.items():
+        if (got := getattr(options, name)) not in allowed:
+            *others, last = map(repr, allowed)
+            raise ValueError(f"{function}: {name}: got {got!r}; expected {', '.join(others)} or {last}.")
     if isinstance(options.fields, str):
         got = repr(options.fields)
         raise TypeError(f"{function}: fields: got {got}; expected a sequence of names. Write fields=({got},).")
