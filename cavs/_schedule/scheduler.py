@@ -70,8 +70,8 @@ def schedule(
 
     Raises:
         TypeError: `graphs` is not [`cavs.Graphs`][], `fields` is a str, or `shapes` is no list of shapes.
-        ValueError: `policy`, `kinds`, `exact` or `scripts` is another value, `segments` is not an int >= 1 or used together with
-            `shapes`, or the graphs do not have one of the `fields`.
+        ValueError: `policy`, `kinds`, `exact` or `scripts` is another value, `segments` is not an int >= 1 or used together
+            with `shapes`, or the graphs do not have one of the `fields`.
     """
     if shapes is not None and not (isinstance(shapes, list | tuple) and all(isinstance(shape, Shape) for shape in shapes)):
         raise TypeError(
