@@ -85,7 +85,7 @@ def as_values(array: np.ndarray) -> list[Any]:
     if array.dtype.kind != "f":
         return array.tolist()
     missing, axes = np.isnan(array), tuple(range(1, array.ndim))
-    gone = (missing.all(axes) & missing.any(axes)).tolist()  # not a row without numbers
+    gone: Any = (missing.all(axes) & missing.any(axes)).tolist()  # not a row without numbers
     return [None if lost else row for lost, row in zip(gone, np.where(missing, _NONE, array).tolist(), strict=True)]
 
 
