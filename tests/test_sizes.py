@@ -135,7 +135,7 @@ def test_stacked_batches_have_arrays_of_width_0() -> None:
 
 def test_no_rows_have_no_values() -> None:
     assert as_values(np.zeros((0, 3))) == [] and as_values(np.zeros((2, 0))) == [[], []]
-    assert as_values(np.array([[1.0, np.nan], [1.0, 2.0]])) == [None, [1.0, 2.0]]
+    assert as_values(np.array([[1.0, np.nan], [np.nan, np.nan], [1.0, 2.0]])) == [[1.0, None], None, [1.0, 2.0]]
 
 
 @pytest.mark.parametrize("engine", ["scan", "native"])
