@@ -47,18 +47,21 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
         raise ValueError(f"rows: ids: got shape {ids.shape} and dtype {ids.dtype}; expected (U,) ints, such as sched.input_id.")
     axes = checked_axes()
     few = axes and devices()[1] * len(ids) < 2 * len(table)
-    return _exchanging(table, ids, axes) if few else _read(table, ids)
+    if few:
+        return _exchanging(table, ids, axes)
+    return (_read_once if is_float(table) and table.dtype.itemsize < 4 else _read)(table, ids)
 
 
 def _read(table: jax.Array, ids: jax.Array) -> jax.Array:
     there = (ids >= 0).reshape(-1, *(1,) * (table.ndim - 1))
-    if is_float(table) and (wide := jnp.result_type(table, jnp.float32)) != table.dtype:
-        # Equal ids read one row in float32, so that its gradients add up in float32: bfloat16 cannot count to 257.
-        distinct, first = _distinct(ids, len(table))
-        found = table.at[distinct].get(mode="fill").astype(wide).at[first].get(mode="fill").astype(table.dtype)
-    else:
-        found = table.at[jnp.maximum(ids, 0)].get(mode="fill")
-    return jnp.where(there, found, jnp.zeros((), table.dtype))
+    return jnp.where(there, table.at[jnp.maximum(ids, 0)].get(mode="fill"), jnp.zeros((), table.dtype))
+
+
+def _read_once(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Reads rows of 16 bits. Equal ids share one in float32, where its gradients add up: bfloat16 cannot count to 257."""
+    distinct, first = _distinct(ids, len(table))
+    every = jnp.where(ids < 0, -1, first)
+    return _read(_read(table, distinct).astype(jnp.float32), every).astype(table.dtype)
 
 
 def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:

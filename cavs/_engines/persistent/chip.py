@@ -220,14 +220,15 @@ def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape) -> Laun
     """Returns the layout of a launch on half of the multiprocessors, beside another launch; `None` if none fits.
 
     All thread blocks of both launches are then on the chip at once, wherever those of the first one are. Clusters are left out:
-    a cluster needs multiprocessors of one part of the chip, and the first launch may leave too few in each part. The cost model
-    chooses, as records are of launches that have the chip to themselves.
+    a cluster needs multiprocessors of one part of the chip, and the first launch may leave too few in each part. So are weights
+    in registers, which were not compared beside another launch. The cost model chooses, as records are of launches that have
+    the chip to themselves.
     """
     program, half = recurrence.program, half_of(how.target)
     if how.interpret:
         config = configure(recurrence, how, shape)
     else:
-        fitting = [c for c in candidates(program, recurrence.precision, half) if c.split == 1]
+        fitting = [c for c in candidates(program, recurrence.precision, half) if c.split == 1 and not c.registers]
         if not fitting:
             return None
         config = estimated(program, fitting, shape)
@@ -284,8 +285,11 @@ def _spread_if_faster(program: LevelProgram, best: LaunchConfig, fitting: list[L
 
 
 def spread(layouts: list[LaunchConfig]) -> list[LaunchConfig]:
-    """Returns these layouts, changed so that groups share the rows of every level, for batches of fewer graphs than groups."""
-    several = [dataclasses.replace(c, spread=True, dataflow=False) for c in layouts if c.groups > 1]
+    """Returns these layouts, changed so that groups share the rows of every level, for batches of fewer graphs than groups.
+
+    Those with weights in registers are left out: they were not compared on a card.
+    """
+    several = [dataclasses.replace(c, spread=True, dataflow=False) for c in layouts if c.groups > 1 and not c.registers]
     return list(dict.fromkeys(several))
 
 
