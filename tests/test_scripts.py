@@ -49,3 +49,17 @@ def check_scripts(schedule: cavs.Schedule) -> None:
 def test_scripts_of_programs() -> None:
     for graphs in (TREES, DAG, CHAINS, joined([chain(3)] * 40)):
         check_scripts(cavs.schedule(graphs, scripts=True))
+
+
+def test_a_known_shape_with_room_for_two_kinds_has_no_scripts() -> None:
+    """Scripts are of one kind: a launch would run the levels once for each kind that has room."""
+
+    def chain_of(n: int, others: int) -> cavs.Graphs:
+        kind = [0] * (n - others) + [1] * others
+        return cavs.from_edges([n], [[(i + 1, i) for i in range(n - 1)]], kind=kind, kind_names=("a", "b"))
+
+    shapes: list = []
+    both = cavs.schedule(chain_of(300, 2), kinds=True, scripts=True, shapes=shapes)
+    one = cavs.schedule(chain_of(290, 0), kinds=True, scripts=True, shapes=shapes)
+    assert one.shape == both.shape
+    assert one.shape.levels == 0

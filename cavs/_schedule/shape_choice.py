@@ -154,7 +154,8 @@ def shape_of(sizes: BatchSizes, cut: Callable[[Cut], int], names: tuple[str, ...
     levels, shape = shape.levels, shape._replace(tasks=tasks, levels=0)
     if options.shapes is not None:
         shape = _known(shape, options.shapes)
-    return shape._replace(levels=levels) if options.scripts else shape
+    # Scripts are of one kind, and a known shape may have room for several.
+    return shape._replace(levels=levels if sum(map(bool, shape.inner)) == 1 else 0)
 
 
 def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: int, options: Options) -> Shape:
