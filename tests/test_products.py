@@ -73,6 +73,17 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
 
 
+@pytest.mark.parametrize(
+    ("rows", "dtype", "divided"), [(1248, "float32", True), (1250, "float32", False), (48, "float16", False)]
+)
+def test_sums_of_rows(rows: int, dtype: str, divided: bool, hopper: None) -> None:
+    x = np.random.default_rng(0).standard_normal((rows, 3, 5)).astype(dtype)
+    got = products.sum_of_rows(jnp.asarray(x))
+    assert got.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(got, np.float64), x.astype(np.float64).sum(0), 1e-3, 2e-5)
+    assert ("optimization_barrier" in str(jax.make_jaxpr(products.sum_of_rows)(x))) == divided
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_gradients_of_weights_whose_operands_have_a_bound(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The power of two of a bound is as good as that of the largest number, if the numbers are not tiny beside the bound."""

@@ -1,5 +1,6 @@
 """The interface of an engine: it decides what the backward keeps, and runs the levels of a batch, forward and backward."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -101,13 +102,19 @@ class Cotangents(NamedTuple):
     edges: list[Any]  # of the edges so far
 
 
-class BackwardLevels(NamedTuple):
-    """The cotangents after the backward's levels: of states (at the leaves), of static values, of the inputs, of the edges."""
+class Gradients(NamedTuple):
+    """The cotangents of static values, for each kind by their index, of the inputs, and of the edges."""
 
-    states: dict[int, jax.Array]
     statics: list[dict[int, jax.Array]]
     inputs: list[Any]
     edges: list[Any]
+
+
+class BackwardLevels(NamedTuple):
+    """What the backward's levels compute."""
+
+    states: dict[int, jax.Array]  # the cotangents of states, at the leaves
+    rest: Callable[[list[jax.Array]], Gradients]  # returns the others, which may be computed after the arrays that it is given
 
 
 class Engine:

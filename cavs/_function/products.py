@@ -18,12 +18,14 @@ from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
 from cavs._jaxpr.custom_rules import reverse_differentiable
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.ruled import replaceable
 from cavs.kernels import Target, of_tf32_bits
 
 BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa
 Exponents: TypeAlias = tuple[jax.Array | None, jax.Array | None]  # what `exponent_of` returns of two operands, where known
 LARGEST = 14  # the largest exponent after scaling; those of float16 go from -14 to 15
+BLOCKS, ROWS_OF_BLOCK = 16, 4096  # of `sum_of_rows`; XLA itself divides sums of more rows
 UNSCALED = BIAS + LARGEST - 1  # the exponent, as in the bits of a float32, of numbers that need no scale
 
 
@@ -64,6 +66,18 @@ def weight_gradient(
     if _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1]):
         return _product(*_in_order(x, ct, axis), (0, 0), precision, (exponent, None) if axis == 0 else (None, exponent))
     return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
+
+
+def sum_of_rows(x: jax.Array) -> jax.Array:
+    """Returns `x.sum(0)`, such as the gradient of a bias.
+
+    XLA for GPUs adds up to 4,096 rows of 32 columns in one thread block, so most multiprocessors are idle. Here 16 thread
+    blocks share them.
+    """
+    rows, dtype = x.shape[0], x.dtype
+    if rows % BLOCKS or rows > ROWS_OF_BLOCK or dtype != jnp.float32 or not Target.here().is_gpu:
+        return x.sum(0, dtype=dtype)
+    return barrier(x.reshape(BLOCKS, rows // BLOCKS, *x.shape[1:]).sum(1)).sum(0)
 
 
 def _large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> jax.Array:

@@ -15,7 +15,7 @@ Cavs 3.5). The cotangents of the eager part's outputs are such rows, too.
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Job
+from cavs._engines.engine import Batch, Cotangents, Engine, Gradients, Job
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
 from cavs._schedule.schedule import Schedule
@@ -70,7 +70,11 @@ def backward(
         known = known._replace(inputs=no_rows(saved.inputs), edges=no_rows(saved.edges))
         after = engine.backward_levels(batch, saved, known)
     with jax.named_scope("leaves"):
-        return _leaves_back(batch, engine, saved, after, cts)
+        leaves = [] if batch.has_leaves else _leaves_back(batch, saved, after.states, cts)
+    with jax.named_scope("levels"):
+        gradients = after.rest([x for of_params, _ in leaves for x in floats(of_params).values()])
+    with jax.named_scope("leaves"):
+        return _with_leaves(batch, engine, saved, gradients, leaves)
 
 
 def _no_cotangents(batch: Batch, saved: Saved) -> Cotangents:
@@ -138,40 +142,50 @@ def _lazy_back(known: Cotangents, batch: Batch, saved: Saved, cts: list[Cotangen
 
 
 def _leaves_back(
-    batch: Batch, engine: Engine, saved: Saved, known: BackwardLevels, cts: list[Cotangent]
-) -> tuple[list[Cotangent], list[jax.Array | None]]:
-    """Transposes the static parts, and F at the leaves unless the engine has run them.
+    batch: Batch, saved: Saved, g: dict[int, jax.Array], cts: list[Cotangent]
+) -> list[tuple[list[Cotangent], list[Cotangent]]]:
+    """Transposes F at the leaves. Returns for each kind the cotangents of the params, and of the pulled rows.
 
-    `known`: the cotangents after the levels. `cts`: the cotangents of the pushes, (Vp, ...); not read if every push is a
-    scattered state. Returns the cotangents as `backward` returns them.
+    `g`: the cotangents of the states. `cts`: the cotangents of the pushes, (Vp, ...); not read if every push is a scattered
+    state.
     """
-    sched, plan, states = batch.sched, batch.plan, saved.states
-    ct_params: list[Cotangent] = []
-    ct_inputs = known.inputs
-    inside = any(isinstance(x, jax.Array) for x in ct_inputs)
-    for k, (transpose, rows) in enumerate(zip(saved.static, batch.rows, strict=True)):
-        statics = [known.statics[k].get(i, zero_cotangent(x)) for i, x in enumerate(saved.statics[k])]
-        ct_params = _sum(ct_params, _if_any(transpose(statics)[0], rows.count))
-    if batch.has_leaves:
-        return ct_params, [*made(ct_inputs), *made(known.edges)]
+    sched, plan, found = batch.sched, batch.plan, []
     for k, (size, vertex) in enumerate(zip(sched.shape.leaves, leaf_vertices(sched), strict=True)):
         count = sched.leaf_count[k]
         real = jnp.arange(size) < count
         mine = [
-            mask_rows(window(known.states[i], sched.leaf_row[k], size), real) if i in known.states else zero_cotangent(b[:size])
-            for i, b in enumerate(states)
+            mask_rows(window(g[i], sched.leaf_row[k], size), real) if i in g else zero_cotangent(b[:size])
+            for i, b in enumerate(saved.states)
         ]
         if plan.push_states is None:
             pushed = [rows_of_push(ct, vertex, count) for ct in cts]
         else:
             pushed = [zero_cotangent(jax.ShapeDtypeStruct((size, *a.shape), a.dtype)) for a in plan.push_avals]
-        ct, ct_pulled = saved.leaf[k]((mine, pushed))
-        ct_params = _sum(ct_params, _if_any(ct, count))
+        of_params, of_rows = saved.leaf[k]((mine, pushed))
+        found.append((_if_any(of_params, count), of_rows))
+    return found
+
+
+def _with_leaves(
+    batch: Batch, engine: Engine, saved: Saved, known: Gradients, leaves: list[tuple[list[Cotangent], list[Cotangent]]]
+) -> tuple[list[Cotangent], list[jax.Array | None]]:
+    """Transposes the static parts, and adds what the leaves contribute, if they were no level. Returns as `backward`.
+
+    `known`: what levels contribute. `leaves`: from `_leaves_back`.
+    """
+    sched, ct_inputs = batch.sched, known.inputs
+    ct_params: list[Cotangent] = []
+    inside = any(isinstance(x, jax.Array) for x in ct_inputs)
+    for k, (transpose, rows) in enumerate(zip(saved.static, batch.rows, strict=True)):
+        statics = [known.statics[k].get(i, zero_cotangent(x)) for i, x in enumerate(saved.statics[k])]
+        ct_params = _sum(ct_params, _if_any(transpose(statics)[0], rows.count))
+    for k, (of_params, of_rows) in enumerate(leaves):
+        ct_params, count = _sum(ct_params, of_params), sched.leaf_count[k]
         # If the rows of inner vertices are there already, the rows of the leaves, which may be few, are scattered between them.
         if inside and not engine.one_launch:
-            ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
+            ct_inputs = put_rows(ct_inputs, of_rows, leaf_vertices(sched)[k], count)
         else:
-            ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.leaf_row[k], count)
+            ct_inputs = take_rows(ct_inputs, of_rows, jnp.asarray(sched.row), sched.leaf_row[k], count)
     return ct_params, [*made(ct_inputs), *made(known.edges)]
 
 

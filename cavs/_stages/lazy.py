@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._function.domains import EDGE, ROW, STATIC, domain_of
+from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of
 from cavs._function.evaluate import column, evaluate, matrix_product, value_at
 from cavs._function.joint import ParamUse
-from cavs._function.products import weight_gradient
+from cavs._function.products import sum_of_rows, weight_gradient
 from cavs._function.split import Split
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import vjp_at
@@ -159,10 +159,9 @@ def _direct_product(
         return None
     if any(x.dtype != jnp.float32 or not math.prod(x.shape) for x in (*avals, out)):
         return None
-    static = use.eqn.invars[use.statics[0]]
     if use.eqn.primitive.name in ("add", "add_any"):
-        whole = static.aval.shape == out.shape and axes.count(STATIC) == 1
-        return LazyProduct(place[static], None, cuts[cut], n, 1) if whole else None
+        bias = _bias(use, level)
+        return None if bias is None else LazyProduct(place[bias], None, cuts[cut], n, 1)
     axis = matrix_product(use.eqn, axes)
     if axis is None or 0 not in use.operands:
         return None
@@ -176,7 +175,15 @@ def _direct_product(
         return None
     if axis == 1:
         left, right = right, left
-    return LazyProduct(place[static], left, right, n * each, each)
+    return LazyProduct(place[use.eqn.invars[use.statics[0]]], left, right, n * each, each)
+
+
+def _bias(use: ParamUse, level: Domains) -> Var | None:
+    """Returns the static value b if the equation is x + b, of the shape of x, for rows x; else `None`."""
+    eqn, statics = use.eqn, [x for x in use.eqn.invars if is_var(x) and domain_of(x, level) == STATIC]
+    if eqn.primitive.name not in ("add", "add_any") or len(statics) != 1 or not is_var(use.cuts[0]):
+        return None
+    return statics[0] if statics[0].aval.shape == eqn.outvars[0].aval.shape else None
 
 
 def _transpose(
@@ -217,6 +224,8 @@ def _transpose(
         known = exponents.get(x) if is_var(x := use.operands[0]) else None
         gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], known)
         return [(place[use.eqn.invars[1]], _if_any(gradient, counted))]
+    if (bias := _bias(use, level)) is not None:
+        return [(place[bias], _if_any(sum_of_rows(cotangents[0]), counted))]
 
     def of_rows(*args: jax.Array) -> list[jax.Array]:
         return jax.vmap(lambda *row: bind(use.eqn, row), in_axes=axes)(*args)

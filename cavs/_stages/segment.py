@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._function.evaluate import pad_rows
+from cavs._function.products import sum_of_rows
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.costs import is_costly_in_f
 from cavs._jaxpr.derivative import Derivative, cheapest, derivative
-from cavs._jaxpr.equations import depends, is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.equations import bind, depends, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.hold_back import barrier, hold_back
-from cavs._jaxpr.jaxprs import PyTreeDef, Var
+from cavs._jaxpr.jaxprs import Eqn, PyTreeDef, Var
 from cavs._stages.blocks import MANY_BYTES, blocks_of, in_blocks, joined
 from cavs._stages.cotangents import zero_cotangent
 from cavs._stages.saved import Transpose
@@ -180,6 +181,12 @@ def _pull_back_in_blocks(
     return part.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(shapes)])
 
 
+def _summed(eqn: Eqn, args: list[Any]) -> list[jax.Array]:
+    """Runs an equation. A sum over rows, such as the gradient of a bias, is divided."""
+    is_sum = eqn.primitive.name == "reduce_sum" and eqn.params["axes"] == (0,) and is_float(eqn.outvars[0])
+    return [sum_of_rows(args[0])] if is_sum else bind(eqn, args)
+
+
 def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: list[jax.Array]) -> dict[int, jax.Array]:
     """Maps cotangents of float results to cotangents of the differentiated arguments, by their place."""
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
@@ -193,5 +200,5 @@ def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: 
     eqns = needed(of.forward, of.needs, set(env))[0]
     run_equations(eqns, local)
     env |= {v: local[v] for e in eqns for v in e.outvars} | dict(zip(of.seeds, cts, strict=True))
-    run_equations(of.backward, env)
+    run_equations(of.backward, env, _summed)
     return dict(zip(part.places, (value_of(x, env) for x in of.grads), strict=True))

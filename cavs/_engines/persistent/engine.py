@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
+from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Gradients, Job
 from cavs._engines.persistent.bounds import gathered_operands, powers_of_operands, state_bounds
 from cavs._engines.persistent.chip import MEASURED, WIDE, LaunchOptions, Layouts, can_stay, configure, source, too_wide
 from cavs._engines.persistent.launch import LaunchArrays, gathered, launch, leaf_exponent, parents, some_rows
@@ -25,8 +25,9 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.products import exponent_of_power
 from cavs._function.split import Split
 from cavs._graphs.counted import counted
+from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
-from cavs._jaxpr.hold_back import barrier
+from cavs._jaxpr.hold_back import barrier, late_zero
 from cavs._jaxpr.jaxprs import Env, Var
 from cavs._schedule.schedule import Shape
 from cavs._stages.blocks import MANY_BYTES
@@ -34,7 +35,7 @@ from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
 from cavs._stages.lazy import apart, lazy_gradients
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows as KindRows, RowSpan
+from cavs._stages.tensors import RowSpan
 from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, layout_of, persistent
 
 # Bytes of copies of states from which lazy gradients read them: below, that takes a little longer than reading the states.
@@ -134,37 +135,32 @@ class Persistent(Engine):
         return ForwardLevels(states, kept, extras, gave_up)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
-        """Runs the backward's levels of each kind in one launch, or in two, and after it one lazy batch of all rows."""
-        sched, in_parts = batch.sched, batch.job.options.in_parts
-        g, static_cts = cotangents.states, list(cotangents.statics)
-        ct_inputs, ct_edges = cotangents.inputs, cotangents.edges
-        for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
-            if not sched.shape.inner[k]:
-                continue
-            made, out, lost = backward_launch(self, batch, k, saved, cotangents)
-            cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
-            if cuts and in_parts:
-                # XLA would gather the operands of the lazy gradients before the launch, and keep them while it runs.
-                where, cts = barrier(((rows.kids, rows.edge_child), list(cuts.values())))
-                rows, cuts = rows._replace(kids=where[0], edge_child=where[1]), dict(zip(cuts, cts, strict=True))
-            if cuts:
-                given = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(made.operands)}
-                span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
-                memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
-                copies, cuts = _copies(batch, k, saved, cuts)
-                known = _exponents(batch, part, saved)
-                now = lazy_gradients(part, rows, span, memory, cuts, given=given, exponents=known, copies=copies)
-                static_cts[k] = merged(static_cts[k], now)
-                if in_parts:
-                    cuts = apart(cuts, now)
-            ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts))
-            ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
-            # One kind has children, so its rows follow one another.
-            ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
-            static_cts[k] = merged(static_cts[k], floats(ct_static))
-            out, static_cts[k] = _in_turn(out, static_cts[k], sum(sched.shape.leaves))
-            g = cotangents_at_leaves(self, batch, rows, Launched(made, out, lost), saved, cotangents)
-        return BackwardLevels(g, static_cts, ct_inputs, ct_edges)
+        """Runs the backward's levels in one launch, or in two; the rest is one lazy batch of all rows.
+
+        The lazy batch follows the leaves, whose cotangents the next step needs first. If much memory is at stake, the leaves
+        follow the lazy batch, which alone reads the cut cotangents.
+        """
+        sched = batch.sched
+        if not (inner := [k for k, size in enumerate(sched.shape.inner) if size]):
+            given = Gradients(cotangents.statics, cotangents.inputs, cotangents.edges)
+            return BackwardLevels(cotangents.states, lambda _: given)
+        (k,) = inner
+        launched = backward_launch(self, batch, k, saved, cotangents)
+
+        def at_leaves(launched: Launched) -> Floats:
+            return cotangents_at_leaves(self, batch, k, launched, saved, cotangents)
+
+        def rest(before: list[jax.Array]) -> Gradients:
+            return _gradients(batch, k, saved, cotangents, launched, before)
+
+        up = {name: x for name, x in launched.out.items() if name.role in (TensorRole.TO_SLOT, TensorRole.TO_EDGE)}
+        large = sum(sched.shape.leaves) * sum(x[0].nbytes for x in up.values()) >= MANY_BYTES
+        if not large and not batch.job.options.in_parts:
+            return BackwardLevels(at_leaves(launched), rest)
+        gradients = rest([])
+        if large:
+            up, gradients.statics[k] = barrier((up, gradients.statics[k]))
+        return BackwardLevels(at_leaves(launched._replace(out=up)), lambda _: gradients)
 
 
 class Launched(NamedTuple):
@@ -228,6 +224,47 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
     return engine.launched(batch, k, made, LaunchArrays(saved.statics[k], tensors, [], cotangents.row))
 
 
+def _gradients(
+    batch: Batch, k: int, saved: Saved, cotangents: Cotangents, launched: Launched, before: list[jax.Array]
+) -> Gradients:
+    """Adds what the levels of kind `k` contribute: one lazy batch of all rows, and the eager part's transpose.
+
+    `before`: gradients that the lazy batch waits for, unless memory is at stake. It waits for those of the eager part, too, as
+    the next step begins with both.
+    """
+    sched, part, rows, (made, out, _) = batch.sched, batch.parts[k], batch.rows[k], launched
+    cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
+
+    def lazy(kids: jax.Array, edge_child: jax.Array, cuts: Env) -> Floats:
+        own = rows._replace(kids=kids, edge_child=edge_child)
+        given = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(made.operands)}
+        span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, own, saved, k)
+        memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
+        copies, cuts = _copies(batch, k, saved, cuts)
+        known = _exponents(batch, part, saved)
+        return lazy_gradients(part, own, span, memory, cuts, given=given, exponents=known, copies=copies)
+
+    def eager(cuts: Env) -> tuple[PyTree, ...]:
+        return saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts))
+
+    if cuts and batch.job.options.in_parts:
+        # XLA would gather the operands of the lazy gradients before the launch, and keep them while it runs.
+        children, tied = barrier(((rows.kids, rows.edge_child), list(cuts.values())))
+        cuts = dict(zip(cuts, tied, strict=True))
+        of_lazy = lazy(*children, cuts)
+        of_eager, ct_pulled, ct_edge = eager(apart(cuts, of_lazy))
+    else:
+        of_eager, ct_pulled, ct_edge = eager(cuts)
+        zero = late_zero([x[(0,) * x.ndim] for x in (*before, *floats(of_eager).values()) if x.size])
+        of_lazy = lazy(*barrier((rows.kids + zero, rows.edge_child + zero)), cuts) if cuts else {}
+    statics = list(cotangents.statics)
+    statics[k] = merged(merged(statics[k], of_lazy), floats(of_eager))
+    # One kind has children, so its rows follow one another.
+    ct_inputs = take_rows(cotangents.inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
+    ct_edges = put_rows(cotangents.edges, ct_edge, rows.edge_row, rows.real_edges.sum())
+    return Gradients(statics, ct_inputs, ct_edges)
+
+
 def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:
     """Returns exponents of operands of lazy gradients, from bounds of F.
 
@@ -258,24 +295,13 @@ def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Co
     return {i: Copied(x, factor) for i, x in zip(made.halved, copies, strict=True)}, cuts
 
 
-def _in_turn(out: dict[Tensor, jax.Array], gradients: Floats, leaves: int) -> tuple[dict[Tensor, jax.Array], Floats]:
-    """Returns what a launch wrote for children, after `gradients` if F's derivative at the leaves takes much memory.
-
-    It then has the memory of the cut cotangents, which only the gradients read.
-    """
-    up = {name: x for name, x in out.items() if name.role in (TensorRole.TO_SLOT, TensorRole.TO_EDGE)}
-    if leaves * sum(x[0].nbytes for x in up.values()) < MANY_BYTES:
-        return up, gradients
-    return barrier((up, gradients))
-
-
 def cotangents_at_leaves(
-    engine: Persistent, batch: Batch, rows: KindRows, launched: Launched, saved: Saved, cotangents: Cotangents
+    engine: Persistent, batch: Batch, k: int, launched: Launched, saved: Saved, cotangents: Cotangents
 ) -> dict[int, jax.Array]:
     """Returns the cotangents of the states at leaves: what pushes contribute, and what the launch wrote for them."""
     sched, above, g_row = batch.sched, cotangents.states, cotangents.row
     leaves, out = sched.shape.pad + sum(sched.shape.leaves), launched.out
-    up = parents(sched, rows, launched.made.arity, 0, leaves)
+    up = parents(sched, batch.rows[k], launched.made.arity, 0, leaves)
     g: dict[int, jax.Array] = {}
     for i, state in enumerate(saved.states):
         if not is_float(state):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Gradients
 from cavs._engines.scan.task import (
     Cuts,
     Kind,
@@ -116,7 +116,7 @@ def backward_levels(
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), first, rows.count)
         ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
         totals[k] = merged(totals[k], merged(now, floats(ct_static)))
-    return BackwardLevels(g, totals, ct_inputs, ct_edges)
+    return BackwardLevels(g, lambda _: Gradients(totals, ct_inputs, ct_edges))
 
 
 def _in_less(part: Split, products: Products | None) -> bool:
