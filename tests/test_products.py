@@ -80,7 +80,9 @@ def test_sums_of_rows(rows: int, dtype: str, divided: bool, hopper: None) -> Non
     x = np.random.default_rng(0).standard_normal((rows, 3, 5)).astype(dtype)
     got = products.sum_of_rows(jnp.asarray(x))
     assert got.dtype == x.dtype
-    np.testing.assert_allclose(np.asarray(got, np.float64), x.astype(np.float64).sum(0), 1e-3, 2e-5)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), x.astype(np.float64).sum(0), 1e-3 if dtype == "float16" else 1e-5, 1e-5
+    )
     assert ("optimization_barrier" in str(jax.make_jaxpr(products.sum_of_rows)(x))) == divided
 
 

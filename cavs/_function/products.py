@@ -74,9 +74,9 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
     XLA for GPUs adds up to 4,096 rows of 32 columns in one thread block, so most multiprocessors are idle. Here 16 thread
     blocks share them.
     """
-    rows, dtype = x.shape[0], x.dtype
-    if rows % BLOCKS or rows > ROWS_OF_BLOCK or dtype != jnp.float32 or not Target.here().is_gpu:
-        return x.sum(0, dtype=dtype)
+    rows = x.shape[0]
+    if rows % BLOCKS or rows > ROWS_OF_BLOCK or x.dtype != jnp.float32 or not Target.here().is_gpu:
+        return x.sum(0)  # in 32 bits, also of float16, which `lax.reduce_sum` adds up in 16
     return barrier(x.reshape(BLOCKS, rows // BLOCKS, *x.shape[1:]).sum(1)).sum(0)
 
 
