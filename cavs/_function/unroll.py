@@ -4,14 +4,15 @@ Other loops and conditions of `jax.lax` stay single equations, which are batched
 if one calls `gather_all`: it then mixes values of vertices with values of their children.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from cavs._function.children import has_children_in
-from cavs._function.domains import STATIC, Domains
+from cavs._function.domains import STATIC, Domains, domain_of, domains
+from cavs._jaxpr.choices import every_branch, is_choice, run_every_branch, with_shared_operands
 from cavs._jaxpr.derivative import vjp_at
 from cavs._jaxpr.equations import Program, bind, is_float, run_jaxpr, shape_of
 from cavs._jaxpr.inline import PLAIN, inlined
@@ -46,11 +47,8 @@ def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, PyTreeDef, PyTre
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns)
     consts = dict(zip(jaxpr.constvars, values, strict=True))
-    return (
-        Program(tuple(jaxpr.invars), tuple(eqns), tuple(outs), consts),
-        jax.tree.structure(args),
-        jax.tree.structure(out_shape),
-    )
+    program = with_shared_operands(Program(tuple(jaxpr.invars), tuple(eqns), tuple(outs), consts))
+    return program, jax.tree.structure(args), jax.tree.structure(out_shape)
 
 
 def traced_vjp(eqn: Eqn, places: Sequence[int]) -> Program:
@@ -95,17 +93,8 @@ def _results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:
     if name == "scan":
         return _scan(eqn, operands)
     if name == "cond":
-        cases = [run_jaxpr(*opened(branch), operands[1:], _results) for branch in eqn.params["branches"]]
-        return [_pick(operands[0], parts) for parts in zip(*cases, strict=True)]
+        return run_every_branch(eqn, operands, _results)
     raise TypeError(MSG_CONTROL.format(name=name, where=line_of(eqn)))
-
-
-def _pick(which: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:
-    """Returns the case of number `which`."""
-    *others, out = cases  # `lax.switch` has already clamped `which`
-    for i, case in enumerate(others):
-        out = jnp.where(which == i, case, out)
-    return out
 
 
 def _scan(eqn: Eqn, values: list[jax.Array]) -> list[jax.Array]:
@@ -123,32 +112,44 @@ def _scan(eqn: Eqn, values: list[jax.Array]) -> list[jax.Array]:
     return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
 
 
-def open_custom_calls(eqns: Sequence[Eqn], domain: Domains) -> tuple[list[Eqn], Domains]:
-    """Inlines functions with custom derivatives, such as `jax.nn.relu`, and returns the domains of all variables, too.
+def opened_calls(eqns: Sequence[Eqn], domain: Domains) -> tuple[list[Eqn], Domains]:
+    """Inlines functions with custom derivatives, such as `jax.nn.relu`, and all branches of each `cond` that vertices decide.
 
-    Only for equations that are not differentiated any more.
+    Only for equations that are not differentiated any more: a derivative of the result would have the infinities of branches
+    that are not taken. Returns the equations, and the domains of all variables.
     """
     out: list[Eqn] = []
     domain = dict(domain)
     for eqn in eqns:
-        if eqn.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
+        level = domain_of(eqn.outvars[0], domain) if eqn.outvars else STATIC
+        if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call") or (is_choice(eqn) and level != STATIC):
+            inside = _inside(eqn)
+            domain = domains(inside, domain) | dict.fromkeys(eqn.outvars, level)
+            inside, domain = opened_calls(inside, domain)
+            out += inside
+        else:
             out.append(eqn)
-            continue
-        jaxpr, consts = body_of(eqn)
-        local: dict[Var, Atom] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            local[var] = Literal(value, var.aval)
-        inside: list[Eqn] = []
-        returned = inlined(jaxpr, local, inside)
-        own, results = {v for e in inside for v in e.outvars}, dict[Var, Var]()
-        for x, v in zip(returned, eqn.outvars, strict=True):
-            if is_var(x) and x in own and x not in results:
-                results[x] = v
-            else:  # an argument, as of a rule that changes cotangents alone; or a constant, or a value that is returned twice
-                copy = cast(Eqn, jax.make_jaxpr(jnp.copy)(shape_of(x)).eqns[0])
-                inside.append(copy.replace(invars=[x], outvars=[v], source_info=eqn.source_info))
-        for e in open_custom_calls(inside, {})[0]:
-            invars = [results.get(x, x) if is_var(x) else x for x in e.invars]
-            out.append(e.replace(invars=invars, outvars=[results.get(v, v) for v in e.outvars]))
-            domain |= dict.fromkeys(out[-1].outvars, domain.get(eqn.outvars[0], STATIC))
     return out, domain
+
+
+def _inside(eqn: Eqn) -> list[Eqn]:
+    """Returns the equations inside of a call or condition, with its operands and results."""
+    jaxpr, consts = every_branch(eqn) if is_choice(eqn) else body_of(eqn)
+    local: dict[Var, Atom] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
+    for var, value in zip(jaxpr.constvars, consts, strict=True):
+        local[var] = Literal(value, var.aval)
+    inside: list[Eqn] = []
+    returned = inlined(jaxpr, local, inside)
+    own, results = {v for e in inside for v in e.outvars}, dict[Var, Var]()
+    for x, v in zip(returned, eqn.outvars, strict=True):
+        if is_var(x) and x in own and x not in results:
+            results[x] = v
+        else:  # an argument, as of a rule that changes cotangents alone; or a constant, or a value that is returned twice
+            copy = cast(Eqn, jax.make_jaxpr(jnp.copy)(shape_of(x)).eqns[0])
+            inside.append(copy.replace(invars=[x], outvars=[v], source_info=eqn.source_info))
+    return [
+        e.replace(
+            invars=[results.get(x, x) if is_var(x) else x for x in e.invars], outvars=[results.get(v, v) for v in e.outvars]
+        )
+        for e in inside
+    ]

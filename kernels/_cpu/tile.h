@@ -167,20 +167,37 @@ class Run1 {
       float* to = at(op.to, i);
       const float* from = at(op.from[0], i);
       for (int64_t o = 0; o < outer; o++, from += reduced * inner, to += inner) {
-        if (inner == 1 && op.code == ADD) {
-          Floats sum = all(0);
-          int64_t j = 0;
-          for (; j + LANES <= reduced; j += LANES) sum += load(from + j);
-          float total = 0;
-          for (int l = 0; l < LANES; l++) total += sum[l];
-          for (; j < reduced; j++) total += from[j];
-          *to = total;
+        if (inner == 1) {
+          *to = op.code == ADD ? sum(from, reduced) : folded(op.code, from, reduced);
           continue;
         }
         memcpy(to, from, inner * sizeof(float));
         for (int64_t j = 1; j < reduced; j++) combine(op.code, inner, to, from + j * inner);
       }
     }
+  }
+
+  static float sum(const float* from, int64_t n) {
+    Floats sum = all(0);
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) sum += load(from + j);
+    float total = 0;
+    for (int l = 0; l < LANES; l++) total += sum[l];
+    for (; j < n; j++) total += from[j];
+    return total;
+  }
+
+  // Combines n numbers: blocks with each other, then halves of one block.
+  static float folded(int code, const float* from, int64_t n) {
+    float block[64];
+    int64_t left = n < 64 ? n : 64;
+    memcpy(block, from, left * sizeof(float));
+    for (int64_t j = left; j < n; j += left) combine(code, n - j < left ? n - j : left, block, from + j);
+    for (int64_t half; left > 1; left = half) {
+      half = (left + 1) / 2;
+      combine(code, left - half, block, block + half);
+    }
+    return block[0];
   }
 
   static void combine(int code, int64_t n, float* to, const float* with) {

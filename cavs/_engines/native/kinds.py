@@ -14,7 +14,7 @@ from cavs._function.cut_parts import StoredCuts, stored_cuts
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, domain_of
 from cavs._function.evaluate import evaluate
 from cavs._function.split import Split
-from cavs._function.unroll import open_custom_calls
+from cavs._function.unroll import opened_calls
 from cavs._jaxpr.equations import needed
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs._jaxpr.memo import memoized
@@ -50,7 +50,7 @@ def lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers,
     else:
         results, available = [*r.ct_slots.values(), *r.ct_child.values(), *cuts.values], joint.available
     eqns, used = needed(joint.program.eqns, results, available)
-    eqns, domain = open_custom_calls(eqns, joint.domain)
+    eqns, domain = opened_calls(eqns, joint.domain)
     static = [e for e in eqns if domain_of(e.outvars[0], domain) == STATIC]
     rest = [e for e in eqns if domain_of(e.outvars[0], domain) != STATIC]
     # In the order of their first use, so that equal programs are lowered alike.

@@ -9,7 +9,7 @@ from jax.core import ShapedArray
 from cavs._function.children import spread, spread_p
 from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
 from cavs._function.products import exponent_of, inverse_scale, root_of_product
-from cavs._function.unroll import open_custom_calls, trace
+from cavs._function.unroll import opened_calls, trace
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs.kernels import REDUCTIONS, is_product
 
@@ -22,7 +22,7 @@ def rewritten(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
 
     Returns the new equations, and the domains of all variables.
     """
-    eqns, domain = open_custom_calls(eqns, known)
+    eqns, domain = opened_calls(eqns, known)
     out: list[Eqn] = []
     for e in eqns:
         fn = _replacement(e, domain)
