@@ -86,6 +86,15 @@ def test_chunks_of_the_softmax_add_up_narrow_numbers(monkeypatch):
     assert softmax_loss(h[:0], jnp.ones((1, 2)), jnp.ones(2), labels[:0])[0] == 0
 
 
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 8 * 4 * 3])
+def test_rows_without_a_label_count_for_nothing_if_a_class_is_masked(monkeypatch, chunk_bytes):
+    monkeypatch.setattr(softmax, "CHUNK_BYTES", chunk_bytes)
+    b, labels = jnp.array([-jnp.inf, 0, 0]), jnp.where(jnp.arange(9) % 2, 1, -1)
+    loss, found = jax.value_and_grad(lambda h: softmax_loss(h, jnp.ones((2, 3)), b, labels)[0])(jnp.ones((9, 2)))
+    np.testing.assert_allclose(loss, 4 * np.log(2))
+    np.testing.assert_allclose(found, 0, atol=1e-12)
+
+
 @pytest.mark.parametrize("rows", [8, 37, 65, 72, 100])
 def test_chunks_of_the_softmax_have_few_rows_of_padding(monkeypatch, rows):
     monkeypatch.setattr(softmax, "CHUNK_BYTES", 64 * 4 * 7)  # 64 rows

@@ -85,7 +85,8 @@ def _forward(
         total = exp.sum(-1)
         picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], -1)[:, 0]
         nll = jnp.log(total) + top - picked
-        sums = [sums[0] + (weight * nll).sum(dtype=sums[0].dtype), *sums[1:]]
+        counted = jnp.where(weight == 0, 0, weight * nll)  # rows without a label may have infinite logits
+        sums = [sums[0] + counted.sum(dtype=sums[0].dtype), *sums[1:]]
         if not derivative:
             return sums, (nll, picked >= top)
         hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
