@@ -45,6 +45,7 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
         raise ValueError(f"rows: table: got shape {table.shape}; expected (N, ...), one row per id, and N of at least 1.")
     if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ValueError(f"rows: ids: got shape {ids.shape} and dtype {ids.dtype}; expected (U,) ints, such as sched.input_id.")
+    ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids  # an int8 cannot hold the number of rows
     axes = checked_axes()
     few = axes and devices()[1] * len(ids) < 2 * len(table)
     if few:
