@@ -133,15 +133,18 @@ def _train(words: list[str], kind: type[Recipe] | None, program: str, command: s
     if kind is None:
         task = known.task or settings.get("task") or (cavs.data.read_run(folder)["task"] if folder else "trees")
         kind = find_recipe(str(task))
-        if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in others):
+        files = settings.get("train", [])
+        named = map(str, (*others, *(files if isinstance(files, list) else [files])))
+        if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in named):
             kind = find_recipe("netlists")
     given = converted(settings, kinds_of(kind.Options) | {"out": str, "task": str}, f"--config: {known.config}")
     out = known.out or given.get("out")
     parser = Parser(prog, EPILOGS[command] + FILES, parents=[shared])
     add_options(parser, kind.Options)
-    given = {name: x for name, x in (given | vars(parser.parse_args(words))).items() if name not in vars(known)}
-    if files := (*given.pop("data", ()), *given.get("train", ())):
-        given["train"] = files
+    told = vars(parser.parse_args(words))
+    if files := (*told.pop("data", ()), *told.get("train", ())):
+        told["train"] = files
+    given = {name: x for name, x in (given | told).items() if name not in vars(known)}
     if known.distributed is not None:
         given["devices"] = 0
     cavs.data.keep_host_memory()
