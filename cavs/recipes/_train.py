@@ -209,7 +209,10 @@ def tune(kind: type[Recipe], options: RunOptions) -> int:
 
 def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> RunOptions:
     """The options of the run in a folder, with those that `given` changes. Raises a `Mistake` if one cannot change."""
-    before = kind.Options.from_json(cavs.data.read_run(folder)["options"], f"{folder}/model.json")
+    about = cavs.data.read_run(folder)
+    if about.get("task") != kind.name:
+        raise Mistake(f"--task: got {kind.name} with --resume {folder}; expected {about.get('task')}, the task of this run.")
+    before = kind.Options.from_json(about["options"], f"{folder}/model.json")
     options = dataclasses.replace(before, **given).checked()
     wrong = [flag(name) for name in given if name not in RESUMABLE and getattr(before, name) != getattr(options, name)]
     if wrong:
