@@ -101,6 +101,10 @@ def test_a_run_of_the_command_line_is_loaded_in_python(tmp_path: Path, capsys: p
         recipe, params = cavs.io.load_run(place)
     lines = [*recipe.predict(params, str(tmp_path / "t.jsonl"), False, True)]
     assert [cavs.data.json_of(line) for line in lines] == told
+    assert [*recipe.predict(params, tmp_path / "t.jsonl", False, True)] == lines
+    (tmp_path / "plain.txt").write_text("not bad")
+    with pytest.raises(cavs.recipes.Mistake, match="FILE: .*plain.txt, line 1: got 'not bad'; expected a tree"):
+        recipe.evaluate(params, tmp_path / "plain.txt")
     with np.load(folder / "best.npz") as file:
         assert any(np.array_equal(file[name], params["words"]) for name in file.files)
     with pytest.raises(

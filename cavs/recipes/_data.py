@@ -125,7 +125,7 @@ def read_graphs(path: str, name: str = "file") -> cavs.Graphs:
     try:
         graphs = cavs.read(path)
     except ValueError as error:
-        plain = isinstance(error, cavs.io.FormatError) and ".txt" in path and "expected UTF-8" not in str(error)
+        plain = isinstance(error, cavs.io.FormatError) and ".txt" in str(path) and "expected UTF-8" not in str(error)
         raise Mistake(f"{flag(name)}: {error}{' For plain text write: --task lm' * plain}") from error
     if not len(graphs):
         raise Mistake(f"{flag(name)}: got {path} without graphs; expected at least one.")
