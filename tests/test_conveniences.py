@@ -35,6 +35,9 @@ def test_wrong_fractions_are_refused() -> None:
             graphs.split(wrong)
     with pytest.raises(ValueError, match=r"which makes parts of \[3, 0\] graphs; expected at least one graph in each"):
         graphs.split([0.9, 0.1])
+    for seed in (-1, 0.5, "a"):
+        with pytest.raises(ValueError, match=rf"Graphs\.split: seed: got {seed!r}; expected an int >= 0 or None"):
+            graphs.split([0.5, 0.5], seed)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_vertex_function_has_a_short_text() -> None:
@@ -44,6 +47,7 @@ def test_a_vertex_function_has_a_short_text() -> None:
     assert repr(cavs.VertexFunction(cell, state={"c": (4,), "h": ()}, arity=2)) == (
         "VertexFunction(cell, state={'c': (4,), 'h': ()}, arity=2)"
     )
+    assert repr(cavs.VertexFunction(cell, state=(np.int64(4),))) == "VertexFunction(cell, state=(4,), arity=0)"
     several = cavs.VertexFunction({"and": cell, "or": print}, state=jax.ShapeDtypeStruct((3, 2), jnp.bfloat16))
     assert repr(several) == "VertexFunction({'and': cell, 'or': print}, state=bfloat16[3, 2], arity=0)"
     program = cavs.vertex_programs.BinaryTreeLSTM(hidden=4, inputs=3)

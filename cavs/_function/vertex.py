@@ -158,12 +158,12 @@ class _Written:
 
     def __repr__(self) -> str:
         spec = self._spec
-        return f"{spec.dtype}{list(spec.shape)}" if isinstance(spec, jax.ShapeDtypeStruct) else repr(tuple(spec))
+        return f"{spec.dtype}{list(spec.shape)}" if isinstance(spec, jax.ShapeDtypeStruct) else repr(tuple(map(int, spec)))
 
 
 def _is_spec(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct) or (
-        isinstance(x, tuple) and all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in x)
+        isinstance(x, tuple) and all(isinstance(d, int | np.integer) and not isinstance(d, bool) and d >= 0 for d in x)
     )
 
 
