@@ -172,7 +172,7 @@ def _loop(run: Run, keeper: cavs.data.Keeper, messages: Messages) -> None:
             if due:
                 held_out = run.evaluate(state[0], "dev")
                 messages.evaluated(best=keeper.score(state, held_out, best=state[0]))
-                scores = {"held_out_loss": held_out["loss"] / held_out["count"], "score": recipe.score(held_out)}
+                scores = {"held_out_loss": held_out["loss"] / max(held_out["count"], 1), "score": recipe.score(held_out)}
                 for write in writers:
                     write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
 
