@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 if a file cannot be read or written, or the memory is exhausted; 2 for invalid arguments or files;
-        130 after Ctrl-C.
+        130 after Ctrl-C, and 143 after SIGTERM, if training has begun.
     """
     words = sys.argv[1:] if arguments is None else [*arguments]
     with exit_on_interrupt() if arguments is None else contextlib.nullcontext():

@@ -110,6 +110,15 @@ def test_cells_over_dags() -> None:
     assert_close(got, cavs.interpret(function, PLAIN, graphs, x), 1e-12)
 
 
+def test_a_carry_of_numpy_has_the_dtype_that_it_has_in_jax() -> None:
+    with jax.enable_x64(False):
+        for start in (np.zeros(H), np.ones(H)):
+            function = cavs.interop.from_cell(lambda p, carry, x: (jnp.tanh(carry + x @ p), carry), start)
+            got = cavs.run(function, np.ones((E, H)), SCHED, X[:7])
+            assert got.dtype == jnp.float32
+            assert_close(got, cavs.interpret(function, np.ones((E, H)), CHAINS, X[:7]), 1e-6)
+
+
 def test_invalid_cells_are_refused() -> None:
     start = jnp.zeros(H)
     with pytest.raises(TypeError, match="cell: got a int; expected a function cell"):

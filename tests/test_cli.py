@@ -99,12 +99,20 @@ MISTAKES = {
     "train WIDE --program binary": r"got 3 children at vertex 3 of graph 0; expected at most 2 for program binary-tree-lstm. "
     r"These fit: nary-tree-lstm, child-sum-tree-lstm, dagnn\.",
     "train INNER --program tree-fc": "got an input at vertex 1 .*; expected inputs only at leaves for program tree-fc",
+    "train WIDE --dev FILE --program binary": "train: FILE: got 3 children at vertex 3 of graph 0; expected at most 2 for",
+    "train FILE --dev WIDE": "train: --dev, or what FILE holds out: got 3 children at vertex 3 of graph 0; expected at most 2",
+    "train FILE --program foo": "train: --program: got 'foo'; expected one of binary-tree-lstm, nary-tree-lstm",
+    "train FILE --program tree-fc --embedding-size 5": "train: --embedding-size: got 5; expected 100, the hidden size",
+    "train FEW": "--dev: got no labels in the held-out part of the data; expected some in each. Write --dev FILE, or another",
+    "train FEW --dev FEW --test BARE": "--test: got .*bare.jsonl without labels; expected a label at each root",
     "train FILE --dropout 1": "--dropout: got 1.0; expected a number from 0 to 0.999",
     "train --task lm": "FILE: got nothing; expected a text file, .*. Write: cavs train --task language_model FILE",
     "train FILE --out RUN": "--out: got .*, which already contains a run; expected another folder. To continue, write --resume",
     "train --resume": "there is no run under runs/",
     "train --resume nowhere": "--resume: got nowhere; expected the folder of a run",
     "train --resume RUN --hidden 7": "--resume: got --hidden, which cannot change: all but --epochs, --max-steps, --patience",
+    "train --resume RUN --out elsewhere": "--out: got elsewhere with --resume .*; expected none, as a run continues",
+    "train --resume RUN --task lm": "--task: got language_model with --resume .*; expected trees, the task of this run",
     "predict RUN WIDE": "got 3 children .*; expected at most 2 for program binary-tree-lstm",
     "inspect FILE --out nowhere/picture.png": "--out: got nowhere/picture.png; expected a file in an existing folder",
 }
@@ -118,6 +126,7 @@ def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkey
         "ONE": ("one.txt", TREE),
         "WIDE": ("wide.txt", "(1 (1 a) (1 b) (1 c))\n(1 d)"),
         "WORDS": ("words.txt", "plain words\nand more"),
+        "FEW": ("few.jsonl", '{"children": [[]], "labels": [%s]}\n' * 9 % ("0", *["null"] * 8)),
         "BARE": ("bare.jsonl", '{"children": [[], [0]], "inputs": ["a", null]}'),
         "INNER": ("inner.jsonl", '{"children": [[], [0]], "inputs": ["a", "b"], "labels": [0, 1]}\n' * 2),
     }

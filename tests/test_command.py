@@ -127,6 +127,23 @@ def test_a_toml_file_has_options_and_the_command_line_overrides_them(tmp_path, m
     assert type(options.lr) is float
 
 
+@pytest.mark.parametrize(
+    "text, words, task, files",
+    [
+        ('train = "t.txt"', ["--data", "d.txt"], "trees", ["d.txt"]),
+        ('train = ["t.txt"]', ["d.txt", "--data", "e.txt"], "trees", ["e.txt", "d.txt"]),
+        ('train = ["a.bench", "b.blif.gz"]', [], "netlists", ["a.bench", "b.blif.gz"]),
+    ],
+)
+def test_training_files_of_a_toml_file_are_those_of_the_command_line(text, words, task, files, tmp_path, monkeypatch):
+    """Those of the command line replace them, and a netlist is one in both."""
+    (tmp_path / "my.toml").write_text(text)
+    monkeypatch.setattr(_command, "train", lambda kind, options, *_: seen.append((kind.name, options.train)) or 0)
+    seen: list[object] = []
+    assert cli.main(["train", "--config", str(tmp_path / "my.toml"), *words]) == 0
+    assert seen == [(task, tuple(map(os.path.abspath, files)))]
+
+
 def test_an_empty_path_is_refused(capsys):
     """As a shell passes a variable that is not set: a tenth of the training data would be held out."""
     assert cli.main(["train", "t.txt", "--dev", ""]) == 2

@@ -35,6 +35,9 @@ def test_wrong_fractions_are_refused() -> None:
             graphs.split(wrong)
     with pytest.raises(ValueError, match=r"which makes parts of \[3, 0\] graphs; expected at least one graph in each"):
         graphs.split([0.9, 0.1])
+    for seed in (-1, 0.5, "a"):
+        with pytest.raises(ValueError, match=rf"Graphs\.split: seed: got {seed!r}; expected an int >= 0 or None"):
+            graphs.split([0.5, 0.5], seed)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_vertex_function_has_a_short_text() -> None:
@@ -44,6 +47,7 @@ def test_a_vertex_function_has_a_short_text() -> None:
     assert repr(cavs.VertexFunction(cell, state={"c": (4,), "h": ()}, arity=2)) == (
         "VertexFunction(cell, state={'c': (4,), 'h': ()}, arity=2)"
     )
+    assert repr(cavs.VertexFunction(cell, state=(np.int64(4),))) == "VertexFunction(cell, state=(4,), arity=0)"
     several = cavs.VertexFunction({"and": cell, "or": print}, state=jax.ShapeDtypeStruct((3, 2), jnp.bfloat16))
     assert repr(several) == "VertexFunction({'and': cell, 'or': print}, state=bfloat16[3, 2], arity=0)"
     program = cavs.vertex_programs.BinaryTreeLSTM(hidden=4, inputs=3)
@@ -101,6 +105,10 @@ def test_a_run_of_the_command_line_is_loaded_in_python(tmp_path: Path, capsys: p
         recipe, params = cavs.io.load_run(place)
     lines = [*recipe.predict(params, str(tmp_path / "t.jsonl"), False, True)]
     assert [cavs.data.json_of(line) for line in lines] == told
+    assert [*recipe.predict(params, tmp_path / "t.jsonl", False, True)] == lines
+    (tmp_path / "plain.txt").write_text("not bad")
+    with pytest.raises(cavs.recipes.Mistake, match="FILE: .*plain.txt, line 1: got 'not bad'; expected a tree"):
+        recipe.evaluate(params, tmp_path / "plain.txt")
     with np.load(folder / "best.npz") as file:
         assert any(np.array_equal(file[name], params["words"]) for name in file.files)
     with pytest.raises(

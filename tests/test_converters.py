@@ -231,3 +231,7 @@ def test_a_data_object_of_pytorch_geometric():
     graphs = cavs.interop.from_edge_index(data, label=[0, 1, 2])
     assert graphs.x.tolist() == np.eye(3).tolist() and graphs.edge_attr.tolist() == [5.0, 6.0]
     assert graphs.children.tolist() == [0, 1] and graphs.label.tolist() == [0, 1, 2]
+    several = SimpleNamespace(edge_index=np.array([[0, 2], [1, 3]]), num_nodes=4, batch=np.array([0, 0, 1, 1]), ptr=None)
+    for some in (several, SimpleNamespace(**vars(several) | {"ptr": [0, 2, 4]})):
+        assert cavs.interop.from_edge_index(some).vertex_offsets.tolist() == [0, 2, 4]
+        assert len(cavs.interop.from_edge_index(some, num_nodes=4)) == 1

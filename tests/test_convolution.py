@@ -135,6 +135,7 @@ WRONG = {
     "two dtypes": (dict(w=np.ones((3, 3, 3, 2), np.float16)), TypeError, r"conv: w: got float16.*w.astype\(x.dtype\)"),
     "padding": (dict(padding="FULL"), ValueError, "conv: padding: got 'FULL'; expected"),
     "algorithm": (dict(algorithm="fft"), ValueError, 'conv: algorithm: got \'fft\'; expected None, "xla" or "winograd"'),
+    "winograd in any precision": (dict(algorithm="winograd"), ValueError, 'got "winograd", but its kernels need'),
     "winograd here": (dict(algorithm="winograd", precision="highest"), ValueError, 'got "winograd", but its kernels need'),
 }
 

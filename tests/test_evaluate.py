@@ -15,6 +15,7 @@ import cavs
 from cavs import cli
 from cavs._graphs.converters import from_edges, from_parents
 from cavs.data import ConfusionMatrix, phrases_of
+from cavs.recipes._files import given_file
 from tests.small_run import best_of
 
 DATA = Path(cli.__file__).parent / "data"
@@ -233,6 +234,24 @@ def test_prediction_of_phrases_distributions_and_standard_input(run, monkeypatch
     stdin(monkeypatch, TREES[1])
     (line,) = printed(capsys, "predict", str(run / "run"), "-", "--no-header", "--probabilities").splitlines()
     assert len(line.split("\t")) == 4 + 3
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize(
+    "text, suffix",
+    [
+        ("(1 bad)", ".txt"),
+        ('{"children": [[]]}', ".jsonl"),
+        ("# c17\r\nINPUT(a)\r\n", ".bench"),
+        ("# c17\n.model c17\n.inputs a\n", ".blif"),
+        ("# text = bad\n1\tbad\t_\tA\t_\t_\t0\troot\t_\t_\n", ".conllu"),
+        ("", ".txt"),
+    ],
+)
+def test_the_content_of_standard_input_chooses_its_reader(text: str, suffix: str, mark: str, monkeypatch) -> None:
+    stdin(monkeypatch, mark + text)
+    with given_file("-") as path:
+        assert Path(path).suffix == suffix and Path(path).read_bytes() == (mark + text).encode()
 
 
 def test_a_model_of_chains_reads_plain_sentences(tmp_path, monkeypatch, capsys):

@@ -86,6 +86,24 @@ def test_chunks_of_the_softmax_add_up_narrow_numbers(monkeypatch):
     assert softmax_loss(h[:0], jnp.ones((1, 2)), jnp.ones(2), labels[:0])[0] == 0
 
 
+@pytest.mark.parametrize("kind", [jnp.float16, jnp.bfloat16])
+def test_a_vocabulary_may_have_more_words_than_narrow_numbers_count_to(kind):
+    args = jnp.ones((3, 1), kind), jnp.zeros((1, 100_000), kind), jnp.zeros(100_000, kind)
+    loss, found = jax.value_and_grad(lambda *args: softmax_loss(*args, jnp.arange(3))[0], 2)(*args)
+    assert loss.dtype == found.dtype == kind
+    np.testing.assert_allclose(float(loss), 3 * np.log(100_000), rtol=0.01)
+    np.testing.assert_allclose(found[3:].astype(np.float32), 3e-5, rtol=0.01)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 8 * 4 * 3])
+def test_rows_without_a_label_count_for_nothing_if_a_class_is_masked(monkeypatch, chunk_bytes):
+    monkeypatch.setattr(softmax, "CHUNK_BYTES", chunk_bytes)
+    b, labels = jnp.array([-jnp.inf, 0, 0]), jnp.where(jnp.arange(9) % 2, 1, -1)
+    loss, found = jax.value_and_grad(lambda h: softmax_loss(h, jnp.ones((2, 3)), b, labels)[0])(jnp.ones((9, 2)))
+    np.testing.assert_allclose(loss, 4 * np.log(2))
+    np.testing.assert_allclose(found, 0, atol=1e-12)
+
+
 @pytest.mark.parametrize("rows", [8, 37, 65, 72, 100])
 def test_chunks_of_the_softmax_have_few_rows_of_padding(monkeypatch, rows):
     monkeypatch.setattr(softmax, "CHUNK_BYTES", 64 * 4 * 7)  # 64 rows

@@ -176,6 +176,8 @@ def test_only_graphs_add_and_names_are_lists():
             cavs.from_lengths([2], **{"input_id": [0, 1], name: "ab"})
         with pytest.raises(TypeError, match=rf"{name}: got 1 among the names; expected str. Write {name}=\[str\(x\) for"):
             cavs.from_lengths([2], **{"input_id": [0, 1], name: ["a", 1]})
+        with pytest.raises(TypeError, match=f"{name}: got a set, whose order is another one in each process; expected a list"):
+            cavs.from_lengths([2], **{"input_id": [0, 1], name: {"a", "b"}})
 
 
 def test_with_vocab_renumbers_words():
@@ -184,8 +186,9 @@ def test_with_vocab_renumbers_words():
     again = graphs.with_vocab(["c", "<unk>", "a"], unknown="<unk>")
     assert again.input_id.tolist() == [0, -1, 2, 1] and again.vocab == ("c", "<unk>", "a")
     assert_same(again.with_vocab(again.vocab), again)
-    for vocab in ("abc", None):
-        with pytest.raises(TypeError, match="with_vocab: vocab: got .*; expected words. Write with_vocab"):
+    assert graphs.with_vocab(dict.fromkeys("cba").keys()).vocab == ("c", "b", "a")
+    for vocab in ("abc", None, {"a", "b"}, frozenset("a")):
+        with pytest.raises(TypeError, match="with_vocab: vocab: got .*; expected a list of words. Write with_vocab"):
             graphs.with_vocab(vocab)
     with pytest.raises(TypeError, match="with_vocab: vocab: got a Graphs among the words; expected str. Write with_vocab"):
         graphs.with_vocab(graphs)

@@ -354,6 +354,25 @@ def test_batches_are_dealt_to_parts_of_one_shape():
     assert [x.shape for x in largest] == [x.shape for x in jax.tree.leaves(sched)]
 
 
+def test_the_largest_batch_is_one_that_fits_its_shape():
+    """The first batch of an epoch may have another number of graphs, or more vertices in one of several data sets."""
+
+    def rows(scheds):
+        return sum(s.shape.vertices for s in jax.tree.leaves(scheds, is_leaf=lambda s: isinstance(s, cavs.Schedule)))
+
+    lengths = np.random.default_rng(0).integers(1, 30, (2, 40))
+    several = [cavs.from_lengths(some) for some in lengths]
+    cases: list[tuple[Any, Any, dict[str, Any]]] = [
+        (cavs.from_lengths([3, 3, 50]), [[0, 1], [2]], {}),
+        (cavs.from_lengths([3, 3, 50]), [[2], [0, 1]], {}),
+        (several, 4, {"group": "balanced", "parts": 4}),
+        (several, 1, {"seed": 1, "shapes": 3}),
+    ]
+    for graphs, batches, options in cases:
+        loader = cavs.data.Loader(graphs, batches, steps=1, **options)
+        assert rows(loader.largest()) >= max(map(rows, loader))
+
+
 @pytest.mark.parametrize(
     "batches, options, message",
     [

@@ -323,6 +323,7 @@ def test_what_is_no_amount_of_memory(budget):
 
 def test_a_fraction_of_the_memory():
     assert bytes_of(0.5) > 2**20  # of a CPU: half of the machine's
+    assert bytes_of(np.int64(5)) == 5 and bytes_of(np.float32(0.5)) == bytes_of(0.5)
     assert bytes_of(0.5) == bytes_of("0.5") == bytes_of(" .5") and bytes_of("1.0") == bytes_of(1.0)
 
 

@@ -21,6 +21,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "read_edges": cavs.io.read_edges,
     "read_netlist": cavs.io.read_netlist,
     "load_npz": cavs.io.load_npz,
+    "read_vectors": lambda path: cavs.io.read_vectors(path, ["the"]),
     "restore_checkpoint": lambda path: cavs.io.restore_checkpoint(path, {"w": jnp.ones(2)}),
 }
 WRITERS: dict[str, Callable[[Any, int], None]] = {

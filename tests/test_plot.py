@@ -121,6 +121,18 @@ def test_a_traced_schedule_is_refused():
         jax.jit(lambda s: s.plot() and 0)(schedule(DIAMONDS))
 
 
+def test_other_graphs_than_those_of_the_batch_are_refused():
+    sched = schedule(from_lengths([2, 3]))
+    with pytest.raises(ValueError, match="plot: graphs: got graphs of 4 vertices; expected those of the batch, of 5 vertices"):
+        sched.plot(None, from_lengths([4]))
+    with pytest.raises(TypeError, match=r"plot: path: got a Graphs; expected the path of a file, .*plot\(path, graphs\)"):
+        sched.plot(from_lengths([2, 3]))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="plot: graphs: got a list; expected cavs.Graphs"):
+        sched.plot(None, [2, 3])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="plot: got the schedule of no graphs; expected at least one"):
+        schedule(from_lengths([])).plot()
+
+
 def test_inspect_tells_the_file_and_writes_the_picture(capsys, tmp_path):
     inspect("cavs/data/reviews.dev.txt", 16, tmp_path / "dev.png")
     out = capsys.readouterr().out

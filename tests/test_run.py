@@ -149,6 +149,18 @@ def test_gradients_of_chosen_vertices(name: str) -> None:
     assert_close(*both(program.params, inputs), 1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
+def test_chosen_vertices_may_be_integers_of_any_width(dtype: Any) -> None:
+    def scaled(p: Any, v: cavs.Vertex) -> None:
+        v.scatter(v.pull() * p)
+        v.push(v.pull() * p)
+
+    F, batch = cavs.VertexFunction(scaled, state=()), cavs.schedule(cavs.from_lengths([200]))
+    at, x = np.array([3, 100, 3], dtype), np.arange(200.0)
+    assert cavs.run(F, 2.0, batch, x, select=at).tolist() == [6, 200, 6]
+    assert jax.grad(lambda p: cavs.run(F, p, batch, x, select=at).sum())(2.0) == 106
+
+
 def test_gradients_of_an_empty_batch_are_zero() -> None:
     program = PROGRAMS["BinaryTreeLSTM"]
     schedule = cavs.schedule(GRAPHS["trees"][:0])

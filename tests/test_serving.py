@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from cavs import vertex_programs as vp
 from cavs._schedule.ladder import ladder, schedule_into, why_not
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape_choice import Options
+from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES, joined, random_binary_tree, random_dag, star, with_kinds
 from tests.schedule_checks import check, dags
 
@@ -91,6 +93,22 @@ def test_any_batch_of_trees_through_one_file() -> None:
         np.testing.assert_allclose(got["h"], want["h"][rows], atol=1e-6)
         np.testing.assert_allclose(got["root"], want["root"][numbers], atol=1e-6)
         np.testing.assert_allclose(got["mean"], want["mean"][numbers], atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", [None, "native"])
+def test_code_that_jax_exports_needs_no_library(engine: str | None) -> None:
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
+    if engine and (reason := native_unavailable()):
+        pytest.skip(reason)
+    program = vp.LSTM(hidden=4, inputs=3)
+    F, sched, params = program.vertex_function(), cavs.schedule(cavs.from_lengths([3, 5])), program.init(jax.random.key(0))
+    with jax.enable_x64(False):
+        args = jax.tree.map(lambda x: x.astype(jnp.float32), (params, jnp.ones((8, 3))))
+        run = jax.jit(jax.value_and_grad(lambda p, x: cavs.run(F, p, sched, x, engine=engine).sum()))
+        exported = jax.export.export(run)(*args)
+        assert "custom_call" not in exported.mlir_module()
+        got, want = jax.export.deserialize(exported.serialize()).call(*args), run(*args)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), jax.tree.leaves(got), jax.tree.leaves(want))
 
 
 @pytest.mark.slow

@@ -45,6 +45,11 @@ def test_a_cell_without_a_label_is_no_label_and_one_without_a_word_is_named(tmp_
     path.write_text("Ada\tX\t\nmet\t\tY\n")
     graphs = read_tagged(str(path))
     assert graphs.label.tolist() == [-1, 0] and graphs.label_names == ("Y",)
+    path.write_text("New York\tX\nmet\t\n\nmet \t \n")
+    graphs = read_tagged(str(path))
+    assert graphs.label.tolist() == [0, -1, -1] and graphs.vocab == ("New York", "met")
+    path.write_text("Ada X\t\nmet Y\t\n")  # tabs at the ends of lines separate nothing
+    assert read_tagged(str(path)).vocab == ("Ada", "met")
     path.write_text("Ada\tX\n\tY\n")
     with pytest.raises(cavs.io.FormatError, match=r"a.tsv, line 2: got '\\tY'; expected a word and its label"):
         read_tagged(str(path))

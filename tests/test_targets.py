@@ -10,6 +10,7 @@ import cavs
 from cavs import cli
 from cavs.io import FormatError
 from cavs.recipes.netlists import NetlistOptions, Netlists
+from cavs.recipes.regression import Regression, RegressionOptions, targets
 from tests.schedule_checks import schedules
 from tests.small_run import best_of
 
@@ -165,6 +166,17 @@ def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
     best, facts = best_of(out), json.loads((tmp_path / "run" / "model.json").read_text())["facts"]  # training and evaluation
     error = facts["scale"] * (best["loss"] / best["count"]) ** 0.5
     assert best["count"] == values["count"] and error == pytest.approx(values["rmse"], rel=1e-4)
+
+
+@pytest.mark.parametrize("key, whole, part", [("label", 1, 0.5), ("labels", [1, None], [0.5, 2])])
+def test_files_with_and_without_fractions_are_joined(key, whole, part, tmp_path):
+    files = []
+    for name, value in (("whole", whole), ("part", part)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"children": [[], [0]], "inputs": ["a", "b"], key: value}))
+        files.append(str(tmp_path / f"{name}.jsonl"))
+    data = Regression.read(RegressionOptions(train=tuple(files), dev=files[0]))
+    at = "graph" if key == "label" else "all"
+    np.testing.assert_array_equal(targets(data.parts["train"], at), [1, 0.5] if key == "label" else [1, np.nan, 0.5, 2])
 
 
 def test_equal_targets_have_no_r2(tmp_path, capsys):

@@ -95,6 +95,15 @@ def test_rows_are_those_of_indexing() -> None:
         cavs.data.rows(table, ids + 0.5)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ids", ["int8", "uint8", "int16", "uint32"])
+def test_ids_of_any_width_read_long_tables(ids: str, kind: str) -> None:
+    table = jnp.arange(300, dtype=kind)
+    got, pull = jax.vjp(lambda t: cavs.data.rows(t, np.array([100, 0, 100], ids)), table)
+    assert got.tolist() == [100, 0, 100]
+    assert np.flatnonzero(pull(got)[0]).tolist() == [100]
+
+
 def test_gradients_of_a_row_that_is_read_often_add_up_in_32_bits() -> None:
     """bfloat16 cannot count to 257."""
     ids, table = jnp.zeros(1000, jnp.int32).at[::2].set(-1), jnp.ones((3, 2), jnp.bfloat16)

@@ -96,6 +96,8 @@ def _explained(choice: ConvolutionChoice) -> str:
 
 def _unfit(x: Any, w: Any, pads: Pads, precision: Any) -> str | None:
     """Why Winograd's algorithm does not run a convolution, or `None`."""
+    if why := persistent.unsupported(Target.here()):
+        return why
     if not x.dtype == w.dtype == jnp.float32:
         return f"the arrays are {x.dtype} and {w.dtype}, and the launch takes float32"
     if not _asks_float32(precision):
@@ -105,9 +107,7 @@ def _unfit(x: Any, w: Any, pads: Pads, precision: Any) -> str | None:
     out = [side + sum(pad) - 2 for side, pad in zip(x.shape[1:3], pads, strict=True)]
     if min(map(min, pads)) < 0 or min(*out, *x.shape, *w.shape) < 1:
         return "there is nothing to compute, or a padding is negative"
-    if why := too_large(ConvolutionSizes.of(x.shape, w.shape[3], pads, 4)):
-        return why
-    return persistent.unsupported(Target.here())
+    return too_large(ConvolutionSizes.of(x.shape, w.shape[3], pads, 4))
 
 
 def _asks_float32(precision: Any) -> bool:

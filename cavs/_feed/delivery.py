@@ -132,15 +132,19 @@ class Delivery:
         return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]
 
     def largest(self, epoch: Epoch) -> Batches:
-        """Returns the first batch of an epoch, padded to the largest shape, in host memory.
+        """Returns a batch of an epoch, padded to the largest shape that one of its batches fits, in host memory.
 
         Raises `ValueError` if the epoch has no batches.
         """
-        if not len(epoch.planned.shape):
+        planned = epoch.planned
+        if not len(planned.shape):
             raise ValueError("Loader.largest: got a loader without batches; expected at least one.")
-        number = max(range(len(self._shapes.all)), key=self._shapes.rows)
-        planned = epoch.planned._replace(shape=np.full_like(epoch.planned.shape, number))
-        return self._dispatch(Epoch(epoch.number, planned, [], None), [0])
+        for number in sorted(range(len(self._shapes.all)), key=self._shapes.rows, reverse=True):
+            # Others may have another number of graphs, or more vertices in one of several data sets.
+            if (fitting := np.flatnonzero(self._shapes.fitting(number, planned.graphs, self.units))).size:
+                break
+        planned = planned._replace(shape=np.full_like(planned.shape, number))
+        return self._dispatch(Epoch(epoch.number, planned, [], None), [int(fitting[0])])
 
     def describe_shapes(self, epoch: Epoch | None) -> list[str]:
         """Returns a line for each shape: its size, and if there is an epoch, its batches and their padding."""

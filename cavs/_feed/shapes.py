@@ -114,11 +114,22 @@ class Shapes:
             number[mine] = np.array(self._of[sizes])[inside.argmax(1)]
         return number
 
+    def fitting(self, number: int, graphs: list[list[np.ndarray]], devices: int) -> np.ndarray:
+        """Returns (K,) bool: whether each batch fits a shape on all devices. The arguments are the same as for `_chosen`."""
+        found = [sums(counts, of) for counts, of in zip(self._counts, graphs, strict=True)]
+        alike = [[len(some) == shape.graphs for some in of] for shape, of in zip(self.all[number], graphs, strict=True)]
+        inside = _fit([self.all[number]], found, devices)[:, 0]
+        return inside & np.all(alike, 0).reshape(-1, devices).all(1)
+
     def _inside(self, sizes: tuple[int, ...], found: list[np.ndarray], devices: int) -> np.ndarray:
         """Returns (batches, shapes) bool: whether each batch fits into each shape for its number of graphs, on every device."""
-        known = [self.all[i] for i in self._of.get(sizes, [])]
-        inside = np.all([fits([shape[m] for shape in known], of) for m, of in enumerate(found)], 0)
-        return np.all(inside.reshape(len(inside) // devices, devices, len(known)), 1)
+        return _fit([self.all[i] for i in self._of.get(sizes, [])], found, devices)
+
+
+def _fit(shapes: Sequence[tuple[Shape, ...]], found: list[np.ndarray], devices: int) -> np.ndarray:
+    """Returns (batches, shapes) bool: whether each batch fits into each shape, on every device; `found`: `sums` by member."""
+    inside = np.all([fits([shape[m] for shape in shapes], of) for m, of in enumerate(found)], 0)
+    return np.all(inside.reshape(len(inside) // devices, devices, len(shapes)), 1)
 
 
 def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings) -> None:

@@ -82,14 +82,15 @@ def _forward(
         logits = h @ w + b[None]
         top = logits.max(-1)
         exp = jnp.exp(logits - top[:, None])
-        total = exp.sum(-1)
+        total = exp.sum(-1, dtype=sums[0].dtype)  # float16 ends at 65,504, which is fewer than some vocabularies have words
         picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], -1)[:, 0]
-        nll = jnp.log(total) + top - picked
-        sums = [sums[0] + (weight * nll).sum(dtype=sums[0].dtype), *sums[1:]]
+        nll = (jnp.log(total) + top - picked).astype(logits.dtype)
+        counted = jnp.where(weight == 0, 0, weight * nll)  # rows without a label may have infinite logits
+        sums = [sums[0] + counted.sum(dtype=sums[0].dtype), *sums[1:]]
         if not derivative:
             return sums, (nll, picked >= top)
         hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
-        g = weight[:, None] * (exp / total[:, None] - hit)
+        g = weight[:, None] * ((exp / total[:, None]).astype(logits.dtype) - hit)
         return [sums[0], sums[1] + h.T @ g, sums[2] + g.sum(0)], (nll, picked >= top, g @ w.T)
 
     def split(x: jax.Array) -> jax.Array:

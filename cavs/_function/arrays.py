@@ -44,3 +44,8 @@ def as_array(x: ArrayLike | Sequence[int], where: str) -> jax.Array:
         return jnp.asarray(x)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{where}: got a {type(x).__name__}; expected an array of numbers.") from error
+
+
+def as_indices(x: jax.Array) -> jax.Array:
+    """Returns integers of 8 and 16 bits as int32: to index with them, JAX adds the size of the axis, which may overflow."""
+    return x.astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4 else x

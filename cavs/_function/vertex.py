@@ -129,12 +129,16 @@ class VertexFunction(Generic[Pushed]):
         return f"VertexFunction({fn}, state={state}, arity={self.arity})"
 
     def state_avals(self, params: PyTree, inputs: PyTree) -> list[jax.ShapeDtypeStruct]:
-        """Returns shapes and dtypes of the state's leaves. Bare shapes get the dtype of the floating parameters (or inputs)."""
+        """Returns shapes and dtypes of the state's leaves. Bare shapes get the dtype of the floating parameters (or inputs).
+
+        In JAX's 32 bits a float64 is a float32, as for all arrays.
+        """
         floats: list[jnp.dtype] = []
         for tree in (params, inputs):
             floats = floats or [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
-        return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
+        shaped = [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
+        return [a if key_impl(a) else a.update(dtype=jax.dtypes.canonicalize_dtype(a.dtype)) for a in shaped]
 
 
 def check_function(where: str, F: object) -> None:
@@ -154,12 +158,12 @@ class _Written:
 
     def __repr__(self) -> str:
         spec = self._spec
-        return f"{spec.dtype}{list(spec.shape)}" if isinstance(spec, jax.ShapeDtypeStruct) else repr(tuple(spec))
+        return f"{spec.dtype}{list(spec.shape)}" if isinstance(spec, jax.ShapeDtypeStruct) else repr(tuple(map(int, spec)))
 
 
 def _is_spec(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct) or (
-        isinstance(x, tuple) and all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in x)
+        isinstance(x, tuple) and all(isinstance(d, int | np.integer) and not isinstance(d, bool) and d >= 0 for d in x)
     )
 
 

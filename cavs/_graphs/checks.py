@@ -133,6 +133,8 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
     for name in ("vocab", "kind_names", "label_names"):
         if isinstance(given := fields.get(name), str):
             raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
+        if isinstance(given, set | frozenset):
+            raise TypeError(f"{name}: got a set, whose order is another one in each process; expected a list of names.")
         names[name] = None if given is None else tuple(given)
         if other := [x for x in names[name] or () if not isinstance(x, str)]:
             got = f"{other[0]!r:.40} among the names"

@@ -297,11 +297,12 @@ class Graphs:
             The same graphs with new `input_id` and `vocab`.
 
         Raises:
-            TypeError: `vocab` is a str or `None`, or has a word that is no str.
+            TypeError: `vocab` is a str, a set or `None`, or has a word that is no str.
             ValueError: these graphs have no `vocab`, or `unknown` is not in `vocab`.
         """
-        if vocab is None or isinstance(vocab, str):
-            raise TypeError(f"with_vocab: vocab: got {vocab!r}; expected words. Write with_vocab(train.vocab).")
+        if vocab is None or isinstance(vocab, str | set | frozenset):  # a set has another order in each process
+            got = f"{vocab!r:.60}"
+            raise TypeError(f"with_vocab: vocab: got {got}; expected a list of words. Write with_vocab(train.vocab).")
         vocab = tuple(vocab)
         if other := [word for word in vocab if not isinstance(word, str)]:
             got = f"{type(other[0]).__name__} among the words"
@@ -353,13 +354,16 @@ class Graphs:
             The parts. Each graph is in one of them.
 
         Raises:
-            ValueError: the fractions are not positive, do not add up to 1, or leave a part without graphs.
+            ValueError: the fractions are not positive, do not add up to 1, or leave a part without graphs; or `seed` is no
+                int >= 0.
         """
         shares = np.array(fractions, np.float64)
         if shares.ndim != 1 or not (shares > 0).all() or abs(shares.sum() - 1) > 1e-6:
             raise ValueError(
                 f"Graphs.split: fractions: got {fractions}; expected positive numbers that add up to 1. Write [0.8, 0.1, 0.1]."
             )
+        if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
+            raise ValueError(f"Graphs.split: seed: got {seed!r}; expected an int >= 0 or None.")
         ends = np.rint(np.cumsum(shares) * len(self)).astype(int)
         sizes = np.diff(ends, prepend=0)
         if not sizes.all():

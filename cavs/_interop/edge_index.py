@@ -38,7 +38,7 @@ def from_edge_index(
 
     Args:
         edge_index: int[2, E], or a pair of int[E]: sources, then targets, as rows over all graphs. Arrays or CPU tensors.
-            Or an object with `edge_index`, `num_nodes`, and optionally `ptr`, `x` and `edge_attr`.
+            Or an object with `edge_index`, one of `ptr`, `batch` and `num_nodes`, and optionally `x` and `edge_attr`.
         num_nodes: the number of vertices, or (G,) of each graph.
         batch: (V,) the graph of each vertex, ascending from 0.
         ptr: (G + 1,) the first row of each graph, and V.
@@ -59,8 +59,10 @@ def from_edge_index(
     """
     if hasattr(edge_index, "edge_index"):
         data: Any = edge_index
-        ptr = getattr(data, "ptr", None) if ptr is None and batch is None else ptr
-        num_nodes = data.num_nodes if num_nodes is None and ptr is None and batch is None else num_nodes
+        if num_nodes is None and ptr is None and batch is None:
+            ptr, batch = (getattr(data, name, None) for name in ("ptr", "batch"))
+            batch = batch if ptr is None else None
+            num_nodes = data.num_nodes if ptr is None and batch is None else None
         edge_attr = getattr(data, "edge_attr", None) if edge_attr is None else edge_attr
         edge_index, fields = data.edge_index, {"x": getattr(data, "x", None)} | fields
     sizes = {"num_nodes": num_nodes, "batch": batch, "ptr": ptr}

@@ -145,7 +145,7 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
     Nodes are 0, 1, ... with the attributes "kind", "label" and "input": the name if there are names, otherwise the
     integer. A node whose id is -1 lacks the attribute. Edges lead from a child to its parent; their attribute "order" is
     the child's place among the parent's children, and "edge_attr" the edge's value, if there are values. Features `x` become
-    lists, or dicts of lists.
+    lists, or dicts of lists. Labels of graphs (`graph_label`) are left out.
 
     Args:
         graphs: the graphs.

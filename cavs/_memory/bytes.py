@@ -5,6 +5,7 @@ import os
 import re
 
 import jax
+import numpy as np
 
 from cavs._graphs.pytree import PyTree
 
@@ -39,7 +40,7 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
     """
     if budget is None or budget == "min":
         return None if budget is None else "min"
-    given = budget
+    given, budget = budget, budget.item() if isinstance(budget, np.generic) else budget
     if isinstance(budget, str) and (found := re.fullmatch(r"\s*(\d*\.?\d+)\s*([a-z]*)\s*", budget.lower())):
         number, unit = found.groups()
         if unit in _UNITS:

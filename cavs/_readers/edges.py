@@ -99,6 +99,7 @@ def read_edges(path: Path) -> Graphs:
         elif parts:
             optional = key != "kinds"
             expected = f"{key!r} to be only int or str in all lines (integers >= 0, < 2**31){', or null' * optional}, not {{}}"
+            expected += "; numbers to predict have a decimal point, such as -1.0" * (key == "labels")
             fields[ids], fields[names] = _joined(lines, parts, functools.partial(ids_of, optional=optional), expected)
     children = [child for own in chain.from_iterable(rows) for child in own]
     try:

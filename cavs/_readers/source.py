@@ -6,6 +6,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable
+from typing import IO
 
 from cavs._readers.files import check_path, open_regular, write_whole
 
@@ -55,15 +56,20 @@ def bare_suffix(path: Path) -> str:
     return os.path.splitext(name[:-3] if name.endswith(".gz") else name)[1]
 
 
+def open_file(path: Path) -> IO[bytes]:
+    """Opens a file for reading. Raises `OSError` if it cannot be read, or is a pipe or a device, which might never end."""
+    check_path("read", path)
+    return open_regular(path, f"; expected one. Write: cat {os.fspath(path)} > FILE, and read that file")
+
+
 def read_bytes(path: Path) -> bytes:
     """Reads all bytes of a file, and decompresses them if its name ends in `.gz`.
 
     Raises:
         FormatError: the file is not valid gzip, or decompresses to more than `RATIO` times its size.
-        OSError: the file cannot be read, or is a pipe or a device, which might never end.
+        OSError: as `open_file`.
     """
-    check_path("read", path)
-    with open_regular(path, f"; expected one. Write: cat {os.fspath(path)} > FILE, and read that file") as file:
+    with open_file(path) as file:
         data = file.read()
     if not os.fspath(path).lower().endswith(".gz"):
         return data

@@ -92,7 +92,9 @@ def _columns(path: Path, lines: list[str], rows: list[list[str]], column: str | 
     if column is not None and not (column.isascii() and column.isdigit() and int(column) >= 2):
         raise ValueError(f"column: got {column!r}; expected a number >= 2: in {path} column 1 contains the words.")
     at = None if column is None else int(column) - 1
-    if all("\t" in line.strip(ASCII_SPACE) for line, cells in zip(lines, rows, strict=True) if _is_word(cells)):
+    # At the end of a line, a tab separates a word from its empty label, or follows other cells by mistake.
+    words_and_lines = ((cells, line) for cells, line in zip(rows, lines, strict=True) if _is_word(cells))
+    if all("\t" in (line if len(cells) == 1 else line.strip(ASCII_SPACE)) for cells, line in words_and_lines):
         rows = [[cell.strip(ASCII_SPACE) for cell in line.split("\t")] if line.strip(ASCII_SPACE) else [] for line in lines]
     rows = _without_comments(lines, rows)
     words: list[str] = []

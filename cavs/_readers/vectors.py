@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cavs._readers.source import Path, format_error
+from cavs._readers.source import Path, format_error, open_file
 
 # The most bytes of a line: a line of a small .gz file could otherwise expand to fill the memory.
 LONGEST = 1 << 20
@@ -39,7 +39,7 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
 
     Raises:
         FormatError: the file contains no vectors, or a line has no values, another number of values, or NaN or infinity.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is a pipe or a device.
     """
     names = list(words)
     exact = {word: i for i, word in enumerate(names)}
@@ -83,7 +83,7 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields the lines of a file, and their numbers."""
     try:
-        with gzip.open(path, "rb") if os.fspath(path).lower().endswith(".gz") else open(path, "rb") as file:
+        with open_file(path) as whole, gzip.open(whole) if os.fspath(path).lower().endswith(".gz") else whole as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
                 if len(line) == LONGEST:
                     raise format_error(path, number, line, f"a word and then its values in less than {LONGEST} bytes")

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from cavs._engines.choose import ENGINES, engine_of
 from cavs._engines.engine import Engine, Job
-from cavs._function.arrays import as_array, as_arrays
+from cavs._function.arrays import as_array, as_arrays, as_indices
 from cavs._function.evaluate import pad_rows
 from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.mixed import mixed
@@ -155,7 +155,7 @@ def _padded(name: str, rows: PyTree, padded: int, exact: int | None) -> tuple[Py
 
 def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.Array:
     """Returns `select` as an array. Its values are checked if they and the number of vertices are concrete."""
-    select = as_array(select, "run: select")
+    select = as_indices(as_array(select, "run: select"))
     if select.ndim != 1 or not jnp.issubdtype(select.dtype, jnp.integer):
         raise ValueError(
             f"run: select: got shape {select.shape} and dtype {select.dtype}; expected a 1-d array of ints. Write "

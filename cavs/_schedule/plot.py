@@ -1,6 +1,7 @@
 """The picture of a schedule: its levels cut into tasks, and the graphs of the batch coloured by level."""
 
 import io
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,10 +13,12 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
 from cavs._graphs.draw import name_of
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.layout import layout_of_batch
+from cavs._readers.files import check_path
 from cavs._schedule.padding import task_table
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ class Picture(Figure):
         return image.getvalue()
 
 
-def plot_schedule(sched: "Schedule", path: str | None = None, graphs: Graphs | None = None) -> Figure:
+def plot_schedule(sched: "Schedule", path: str | os.PathLike[str] | None = None, graphs: Graphs | None = None) -> Figure:
     """Draws a schedule and, if they are given, its graphs. `Schedule.plot` documents the arguments.
 
     On the left are the vertices of every level, divided into the tasks that run them; padding is grey. On the right are the
@@ -50,7 +53,16 @@ def plot_schedule(sched: "Schedule", path: str | None = None, graphs: Graphs | N
     """
     if not sched.is_concrete:
         raise ValueError("Schedule.plot: this schedule is traced; plot it outside jax.jit.")
-    levels = len(sched.widths)
+    if path is not None:
+        check_path("Schedule.plot", path, "Write sched.plot(path, graphs).")
+    if graphs is not None:
+        check_graphs(graphs, "sched.plot(path, graphs)")
+    levels, vertices = len(sched.widths), int(sched.host().num_vertices)
+    if not levels:
+        raise ValueError("Schedule.plot: got the schedule of no graphs; expected at least one.")
+    if graphs is not None and graphs.num_vertices != vertices:
+        got = f"got graphs of {counted(graphs.num_vertices, 'vertex')}"
+        raise ValueError(f"Schedule.plot: graphs: {got}; expected those of the batch, of {counted(vertices, 'vertex')}.")
     colour = _colours(levels)
     with matplotlib.rc_context({"font.size": 9, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK}):
         figure = Picture(figsize=(11.0 if graphs is not None and len(graphs) else 6.4, 4.8), layout="constrained", dpi=150)

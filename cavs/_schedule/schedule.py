@@ -1,6 +1,7 @@
 """`Schedule`: what the scheduler decided for a batch, as one vector of integers and a static `Shape`."""
 
 import html
+import os
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import jax
@@ -229,7 +230,7 @@ class Schedule:
         """Returns how many rows are computed for how many vertices, for each kind and level. Not for a traced schedule."""
         return explain_padding(self.host())
 
-    def plot(self, path: str | None = None, graphs: Graphs | None = None) -> "Figure":
+    def plot(self, path: str | os.PathLike[str] | None = None, graphs: Graphs | None = None) -> "Figure":
         """Draws the levels of the batch, their tasks and their padding. Needs matplotlib.
 
         Args:
@@ -241,7 +242,8 @@ class Schedule:
             The matplotlib figure. A notebook shows it as an image.
 
         Raises:
-            ValueError: the schedule is traced.
+            TypeError: `path` is no path, or `graphs` are no graphs.
+            ValueError: the schedule is traced, or of no graphs; or `graphs` have other vertices.
         """
         from cavs._schedule.plot import plot_schedule  # imports matplotlib
 

@@ -27,7 +27,10 @@ ALIASES = {
     **{"lm": "language_model", "nmt": "translation", "regress": "regression"},
 }
 # Errors of the user, whose message is enough.
-ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError, cavs.vertex_programs.ProgramError)
+ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError)
+# The arguments that a `ProgramError` begins with, as the user writes them.
+FLAGS = {"train": "FILE", "dev": "--dev, or what FILE holds out", "inputs": "--embedding-size"}
+FLAGS |= {name: f"--{name}" for name in ("test", "program", "layers")}
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": ".6g", "probability": ".4f", "log_probability": ".3f", "perplexity": ".2f"}
 PICTURES = (".png", ".pdf", ".svg")
@@ -94,6 +97,9 @@ def run(command: str, words: list[str], kind: type[Recipe] | None, program: str)
     """Runs a command, and prints its errors in one line. Returns the exit code."""
     try:
         return COMMANDS[command](words, kind, program)
+    except cavs.vertex_programs.ProgramError as error:
+        name, _, rest = str(error).partition(":")
+        text, code = f"{FLAGS.get(name, name)}:{rest}", 2
     except ERRORS as error:
         text, code = str(error), getattr(error, "code", 2)
     except FileNotFoundError as error:
@@ -131,17 +137,20 @@ def _train(words: list[str], kind: type[Recipe] | None, program: str, command: s
     settings = {} if known.config is None else read_toml(known.config)
     folder = None if known.resume is None else _resumed(known.resume, known.out)
     if kind is None:
-        task = known.task or settings.get("task") or (cavs.data.read_run(folder)["task"] if folder else "trees")
+        task = known.task or settings.get("task") or (cavs.data.read_run(folder).get("task") if folder else "trees")
         kind = find_recipe(str(task))
-        if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in others):
+        files = settings.get("train", [])
+        named = map(str, (*others, *(files if isinstance(files, list) else [files])))
+        if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in named):
             kind = find_recipe("netlists")
     given = converted(settings, kinds_of(kind.Options) | {"out": str, "task": str}, f"--config: {known.config}")
     out = known.out or given.get("out")
     parser = Parser(prog, EPILOGS[command] + FILES, parents=[shared])
     add_options(parser, kind.Options)
-    given = {name: x for name, x in (given | vars(parser.parse_args(words))).items() if name not in vars(known)}
-    if files := (*given.pop("data", ()), *given.get("train", ())):
-        given["train"] = files
+    told = vars(parser.parse_args(words))
+    if files := (*told.pop("data", ()), *told.get("train", ())):
+        told["train"] = files
+    given = {name: x for name, x in (given | told).items() if name not in vars(known)}
     if known.distributed is not None:
         given["devices"] = 0
     cavs.data.keep_host_memory()
@@ -197,7 +206,10 @@ def _resumed(resume: str, out: str | None) -> Path:
     latest = max(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime, default=None)
     if (found := resume or out or latest) is None:
         raise Mistake("--resume: got no folder, and there is no run under runs/. Write --resume DIR.")
-    return _folder_of_run("--resume", found)
+    folder = _folder_of_run("--resume", found)
+    if out is not None and Path(out).resolve() != folder.resolve():
+        raise Mistake(f"--out: got {out} with --resume {resume}; expected none, as a run continues in its own folder.")
+    return folder
 
 
 def _folder_of_run(argument: str, given: str | os.PathLike[str]) -> Path:

@@ -13,6 +13,7 @@ from cavs.recipes._options import Mistake, RunOptions, check_file, flag
 UNKNOWN = "<unk>"
 HELD_OUT = 0.1
 PROGRAM = f"{', '.join(cavs.vertex_programs.PROGRAMS)}; the first letters are enough (default: depends on the graphs)"
+PARTS = {"train": "train", "dev": "held-out", "test": "test"}  # of the data, in messages
 WORD_SCALE = 0.1  # the standard deviation of random word vectors
 
 
@@ -73,11 +74,14 @@ def _joined(*read: cavs.Graphs) -> cavs.Graphs:
 
 
 def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple[str, ...]:
-    """Returns notes about labels that occur in another part but not in "train"."""
+    """Returns notes about labels that occur in another part but not in "train". Raises a `Mistake` if a part has no labels."""
     notes, seen = [], parts["train"].label
     for name, graphs in parts.items():
-        found = np.setdiff1d(graphs.label[graphs.label >= 0], seen) if graphs.label is not None and seen is not None else []
-        unseen = [repr(labels[i]) for i in found]
+        found = np.unique(graphs.label[graphs.label >= 0])
+        if not len(found):
+            got = f"{flag(name)}: got no labels in the {PARTS[name]} part of the data; expected some in each"
+            raise Mistake(f"{got}. Write --dev FILE, or another --seed, which chooses what FILE holds out.")
+        unseen = [repr(labels[i]) for i in np.setdiff1d(found, seen)]
         if unseen:
             more = ", ..." if len(unseen) > 5 else ""
             notes.append(f"--{name}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}")
@@ -125,7 +129,7 @@ def read_graphs(path: str, name: str = "file") -> cavs.Graphs:
     try:
         graphs = cavs.read(path)
     except ValueError as error:
-        plain = isinstance(error, cavs.io.FormatError) and ".txt" in path and "expected UTF-8" not in str(error)
+        plain = isinstance(error, cavs.io.FormatError) and ".txt" in str(path) and "expected UTF-8" not in str(error)
         raise Mistake(f"{flag(name)}: {error}{' For plain text write: --task lm' * plain}") from error
     if not len(graphs):
         raise Mistake(f"{flag(name)}: got {path} without graphs; expected at least one.")

@@ -60,10 +60,11 @@ def given_file(path: str) -> Iterator[str]:
         yield path
         return
     data = sys.stdin.buffer.read()
-    lines = data[: 1 << 16].decode("utf-8", "replace").split("\n")
+    lines = data[: 1 << 16].decode("utf-8-sig", "replace").split("\n")
     first = next((line.lstrip() for line in lines if line.strip() and line[0] != "#"), "")  # netlists and .conllu have comments
-    bench = first.startswith(("INPUT(", "OUTPUT("))
-    suffix = ".jsonl" if first[:1] == "{" else ".bench" if bench else ".conllu" if first.count("\t") == 9 else ".txt"
+    starts = {".jsonl": "{", ".bench": ("INPUT(", "OUTPUT("), ".blif": (".model", ".inputs")}
+    suffix = next((suffix for suffix, start in starts.items() if first.startswith(start)), ".txt")
+    suffix = ".conllu" if first.count("\t") == 9 else suffix
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / f"input{suffix}"
         copy.write_bytes(data)

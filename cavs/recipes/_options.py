@@ -56,7 +56,7 @@ class RunOptions:
     embedding_size: int | None = option(None, "size of a word's vector (default: the value of --hidden)", least=1)
     dropout: float = option(0.2, "dropout of inputs and before the last layer", least=0, most=0.999)
     min_count: int = option(1, "rarer words become <unk>", least=1)
-    vocab_size: int = option(0, "keep the N most frequent words; 0: all", least=0)
+    vocab_size: int = option(0, "the most words with <unk> and the like: the most frequent ones; 0: all", least=0)
     batch: int = option(20, "graphs, sentences or pairs per step", least=1)
     epochs: int = option(20, "passes over the data", least=1)
     max_steps: int = option(0, "stop after N steps in all; 0: after --epochs", least=0)

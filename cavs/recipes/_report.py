@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import cavs
+from cavs.recipes._data import PARTS
 from cavs.recipes._options import Mistake
 
 SAY_EVERY = 30.0  # seconds after which a log without a progress bar gets a line within an epoch
-PARTS = {"train": "train", "dev": "held-out", "test": "test"}
 
 
 class Messages:

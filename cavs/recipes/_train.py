@@ -172,7 +172,7 @@ def _loop(run: Run, keeper: cavs.data.Keeper, messages: Messages) -> None:
             if due:
                 held_out = run.evaluate(state[0], "dev")
                 messages.evaluated(best=keeper.score(state, held_out, best=state[0]))
-                scores = {"held_out_loss": held_out["loss"] / held_out["count"], "score": recipe.score(held_out)}
+                scores = {"held_out_loss": held_out["loss"] / max(held_out["count"], 1), "score": recipe.score(held_out)}
                 for write in writers:
                     write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
 
@@ -209,7 +209,10 @@ def tune(kind: type[Recipe], options: RunOptions) -> int:
 
 def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> RunOptions:
     """The options of the run in a folder, with those that `given` changes. Raises a `Mistake` if one cannot change."""
-    before = kind.Options.from_json(cavs.data.read_run(folder)["options"], f"{folder}/model.json")
+    about = cavs.data.read_run(folder)
+    if about.get("task") != kind.name:
+        raise Mistake(f"--task: got {kind.name} with --resume {folder}; expected {about.get('task')}, the task of this run.")
+    before = kind.Options.from_json(about["options"], f"{folder}/model.json")
     options = dataclasses.replace(before, **given).checked()
     wrong = [flag(name) for name in given if name not in RESUMABLE and getattr(before, name) != getattr(options, name)]
     if wrong:

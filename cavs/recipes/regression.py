@@ -63,8 +63,14 @@ class Regression(recipes.Recipe):
 
     @classmethod
     def read_file(cls, path: str, name: str = "file") -> cavs.Graphs:
-        """The graphs of a file, with their targets as labels."""
-        return recipes.read_graphs(path, name)
+        """The graphs of a file. Whole numbers become float64, too, so that files with and without fractions can be joined."""
+        graphs = recipes.read_graphs(path, name)
+        found, names = {"label": graphs.label, "graph_label": graphs.graph_label}, graphs.label_names
+        if names is not None:
+            if not all(map(str.isdecimal, names)):
+                return graphs
+            found["label"] = np.array([*map(float, names), np.nan])[graphs.label]
+        return graphs.replace(label_names=None, **{of: x if x is None else x.astype(np.float64) for of, x in found.items()})
 
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
         program, words = jax.random.split(key)
@@ -169,12 +175,9 @@ class Regression(recipes.Recipe):
 
 def targets(graphs: cavs.Graphs, at: str) -> np.ndarray:
     """(G,) or (V,) float64 targets, NaN where there is none: of graphs, of roots, or of vertices."""
-    given, names = (graphs.graph_label, None) if at == "graph" else (graphs.label, graphs.label_names)
-    if given is None or given.ndim > 1:
+    given = graphs.graph_label if at == "graph" else graphs.label
+    if given is None or given.ndim > 1 or at != "graph" and graphs.label_names is not None:
         return np.full(len(graphs) if at == "graph" else graphs.num_vertices, np.nan)
-    if names is not None:  # integers
-        numbers = map(float, names) if all(map(str.isdecimal, names)) else [np.nan] * len(names)
-        given = np.array([*numbers, np.nan])[given]
     return np.where(cavs.data.is_root(graphs), given, np.nan) if at == "root" else np.array(given, np.float64)
 
 

@@ -52,6 +52,7 @@ class Trees(recipes.Recipe):
         words, vectors = recipes.vocabulary(options, parts)
         labels = cavs.data.label_names(parts.values())
         parts = {name: cavs.data.with_labels(g.with_vocab(words, UNKNOWN), labels) for name, g in parts.items()}
+        notes = recipes.unseen_labels(parts, labels)
         program, arity, reads = vp.choose_program(options.program, parts, options.layers)
         label, root = parts["train"].label, cavs.data.is_root(parts["train"])
         loss = options.loss or ("all" if (label[~root] >= 0).any() else "root")
@@ -62,7 +63,6 @@ class Trees(recipes.Recipe):
         if "root" in (loss, score) and not rooted:
             which = "--loss" if loss == "root" else "--score"
             raise Mistake(f"{which}: got root, but no root in {options.train[0]} has a label. Write {which} all.")
-        notes = recipes.unseen_labels(parts, labels)
         facts = {"words": words, "labels": REVIEW_LABELS if shipped else labels, "program": program, "arity": arity}
         facts |= {"reads": reads, "loss": loss, "score": score, "size": recipes.embedding_size(options, vectors)}
         return Data(facts, parts, vectors, notes)
