@@ -41,6 +41,27 @@ def test_readouts_are_loops_over_graphs(reduce: str) -> None:
     assert_close((d_values[:rows], d_score[:rows]), want_gradients, 1e-12)
 
 
+def test_attention_with_low_scores_has_a_gradient() -> None:
+    schedule, rows = sched("chains"), BATCHES["chains"].num_vertices
+    assert schedule.shape.vertices > rows
+    h = schedule.pad(np.random.default_rng(0).standard_normal((rows, 2)).astype(np.float32))
+    score = np.full(rows, -1e4, np.float32)
+
+    def attended(w: Any) -> Any:  # the product also reads padding
+        return cavs.readout(h @ w, schedule, "softmax", score=schedule.pad(score)).sum()
+
+    mean = jax.grad(lambda w: cavs.readout(h @ w, schedule, "mean").sum())(np.ones((2, 2), np.float32))
+    np.testing.assert_allclose(jax.grad(attended)(np.ones((2, 2), np.float32)), mean, rtol=1e-5)
+
+
+def test_scores_may_be_unsigned() -> None:
+    schedule, rows = sched("chains"), BATCHES["chains"].num_vertices
+    h, score = np.random.default_rng(0).standard_normal((rows, 2)), np.arange(rows) % 5
+    want = cavs.readout(h, schedule, "softmax", score=score.astype(np.float64))
+    for dtype in (np.uint8, np.uint32, np.int8):
+        np.testing.assert_allclose(cavs.readout(h, schedule, "softmax", score=score.astype(dtype)), want, rtol=1e-6)
+
+
 def test_sums_of_narrow_numbers_are_wide() -> None:
     schedule, hundreds = cavs.schedule(cavs.from_lengths([1000, 3])), np.full((1003, 1), 100)
     for dtype in (jnp.bfloat16, jnp.float16, jnp.int8):

@@ -83,8 +83,10 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
     if reduce == "mean":
         count = total(jnp.ones_like(graph))
         return jax.tree.map(lambda x: like(total(x) / column(count, x), x), values)
-    score = jnp.where(graph < graphs, jnp.asarray(score), 0)
-    weight = jnp.exp(score - jax.lax.stop_gradient(top(score)).at[graph].get(mode="clip"))
+    score = jnp.asarray(score)
+    score = score.astype(jax.eval_shape(jnp.exp, score).dtype)  # a float: unsigned integers have no negative differences
+    below = score - jax.lax.stop_gradient(top(score)).at[graph].get(mode="clip")
+    weight = jnp.exp(jnp.where(graph < graphs, below, 0))  # finite in padding, too, where the cotangent is 0
 
     def weighted(x: jax.Array) -> jax.Array:
         x = column(weight, x) * x
