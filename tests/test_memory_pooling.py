@@ -17,6 +17,7 @@ WINDOWS = [
     ((1, 3, 2, 1), (1, 1, 3, 1), "SAME"),
     ((2, 2, 1, 2), (1, 3, 1, 2), ((0, 1), (2, 0), (0, 0), (1, 1))),
     ((1, 5, 5, 1), (1, 1, 1, 1), "SAME"),  # too many terms: as JAX does
+    ((1, 13, 1, 1), (1, 1, 1, 1), "VALID"),  # wider than the image: no windows
 ]
 
 

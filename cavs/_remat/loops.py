@@ -209,7 +209,7 @@ def is_pooling(eqn: Eqn) -> bool:
     params = eqn.params
     if eqn.primitive.name != "reduce_window_max" or {*params["base_dilation"], *params["window_dilation"]} != {1}:
         return False
-    return math.prod(params["window_dimensions"]) <= _MOST_POOLED
+    return math.prod(params["window_dimensions"]) <= _MOST_POOLED and 0 not in eqn.outvars[0].aval.shape
 
 
 def pooled(eqn: Eqn, x: jax.Array) -> jax.Array:
