@@ -112,6 +112,15 @@ def test_predictions_are_in_the_order_of_the_data_and_sums_are_those_of_all_grap
     assert roots.shape == (7,) and (roots == graphs.label[graphs.vertex_offsets[1:] - 1]).sum() >= 6
 
 
+def test_predictions_of_picked_graphs_have_the_order_of_their_data():
+    words = cavs.from_lengths([1, 5, 2, 7, 3, 1, 4, 2], input_id=np.arange(25))
+    letters = cavs.from_lengths([2, 3, 1, 4], input_id=np.arange(10))
+    loader = cavs.data.Loader([(letters, lambda samples: np.sort(samples)[::-1] % 4), words], 3, seed=3, last="drop")
+    found = cavs.data.predict(lambda _, scheds: 10 * scheds[0].input_id, 0, loader)
+    np.testing.assert_array_equal(found[found > 0], 10 * np.flatnonzero(found > 0))
+    assert found.shape == (10,) and (found > 0).sum() >= 5
+
+
 def test_what_cannot_be_predicted_is_named():
     graphs = cavs.from_lengths([1, 2, 3])
     for loader, rows, text in (

@@ -146,13 +146,13 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
     compiled, out = _compiled(fun), None
     (other,) = {*ROWS} - {rows}
     for batches in loader:
-        for one, samples, present in _each(loader, batches, compiled(params, batches)):
-            at, taken = _places(data, samples, present, rows)
-            needed = len(samples) if rows == "graphs" else taken.max(initial=-1) + 1  # rows of vertices may be padded
+        for one, graphs, present in _each(loader, batches, compiled(params, batches)):
+            at, taken = _places(data, graphs, present, rows)
+            needed = len(graphs) if rows == "graphs" else taken.max(initial=-1) + 1  # rows of vertices may be padded
             for x in jax.tree.leaves(one):
                 if not x.ndim or len(x) < needed or (len(x) != needed and rows == "graphs"):
                     raise ValueError(
-                        f"predict: fun: got an array of shape {x.shape} of a batch of {counted(len(samples), 'graph')}; "
+                        f"predict: fun: got an array of shape {x.shape} of a batch of {counted(len(graphs), 'graph')}; "
                         f"expected a row for each of the {rows}. Write rows={other!r} if it has a row for each of the {other}."
                     )
             total = len(data) if rows == "graphs" else data.num_vertices
@@ -180,22 +180,23 @@ def _check_metrics(found: Any, many: bool) -> None:
 
 
 def _each(loader: Loader, batches: PyTree, found: PyTree) -> Iterator[tuple[PyTree, np.ndarray, np.ndarray]]:
-    """Yields the results of each batch that the loop has just received, its samples, and which of them are present."""
+    """Yields the results of each batch that the loop has just received, its graphs, and which of them are present."""
     found, epoch = jax.device_get(found), loader._planned(loader.epoch)
     stacked = isinstance(batches, Batches) and batches.count
     count = len(batches) if stacked else 1
     for i, number in enumerate(np.concatenate(epoch.order)[loader.batch - count : loader.batch].tolist()):
-        samples = epoch.planned.samples[number]
-        # Only batches with stand-ins say which samples are none.
-        present = epoch.planned.present.get(number, np.ones(len(samples), bool))
-        yield jax.tree.map(lambda x, i=i: x[i], found) if stacked else found, samples, present
+        graphs = epoch.planned.graphs[0][number]  # of the first data set
+        # Only batches with stand-ins say which samples are none. What is picked for stand-ins are graphs of the data set.
+        every = np.ones(len(graphs), bool)
+        present = epoch.planned.present.get(number, every) if loader._members[0].pick is None else every
+        yield jax.tree.map(lambda x, i=i: x[i], found) if stacked else found, graphs, present
 
 
-def _places(data: Graphs, samples: np.ndarray, present: np.ndarray, rows: str) -> tuple[np.ndarray, np.ndarray]:
+def _places(data: Graphs, graphs: np.ndarray, present: np.ndarray, rows: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows of the data set that a batch has, and its rows in the batch."""
     if rows == "graphs":
-        return samples[present], np.flatnonzero(present)
-    sizes = np.diff(data.vertex_offsets)[samples]
-    shift = data.vertex_offsets[samples] - (np.cumsum(sizes) - sizes)
+        return graphs[present], np.flatnonzero(present)
+    sizes = np.diff(data.vertex_offsets)[graphs]
+    shift = data.vertex_offsets[graphs] - (np.cumsum(sizes) - sizes)
     taken = np.flatnonzero(np.repeat(present, sizes))
     return taken + np.repeat(shift, sizes)[taken], taken
