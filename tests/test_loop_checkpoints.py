@@ -67,6 +67,7 @@ def test_leaves_of_all_kinds(tmp_path: Path) -> None:
     state = {
         "keys": jax.random.split(jax.random.key(1, impl="rbg"), 2),
         "half": [jnp.full((2, 3), 1.5, jnp.bfloat16), jnp.ones(3, jnp.float8_e4m3fn), jnp.arange(4, dtype=jnp.int4)],
+        "other eighths": [jnp.arange(3, dtype=jnp.float8_e5m2), jnp.float8_e5m2(0.5), jnp.ones((2, 2), jnp.float8_e4m3fnuz)],
         "numbers": (3, 0.25, True, np.int32(4), None, ()),
         "weak": jnp.full((2,), 0.1),
         "empty": np.zeros((0, 3), np.float32),

@@ -45,6 +45,15 @@ def test_weights_as_safetensors(tmp_path: Path) -> None:
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode  # as umask has it
 
 
+@pytest.mark.parametrize("dtype", [jnp.float8_e5m2, jnp.float8_e4m3fn, jnp.int4, np.complex128])
+def test_weights_that_could_not_be_read_again_are_not_written(dtype: Any, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    name = np.dtype(dtype).name
+    with pytest.raises(ValueError, match=f"save_params: params: got {name} at 'a.w'; expected one of .*save_checkpoint"):
+        cavs.io.save_params({"a": {"w": np.ones(3).astype(dtype)}}, tmp_path / "w")
+    assert not list(tmp_path.iterdir())
+
+
 def test_weights_do_not_depend_on_how_arrays_lie_in_memory(tmp_path: Path) -> None:
     """As those that `params_from_torch` transposes, or slices of others."""
     pytest.importorskip("safetensors", reason="safetensors is not installed")

@@ -63,6 +63,8 @@ def save_checkpoint(state: PyTree, path: str | os.PathLike[str], *loaders: Loade
     like = {name: _like(x, "save_checkpoint", name) for name, x in named.items()}
     data = jax.device_get({name: jax.random.key_data(x) if _is_key(x) else x for name, x in named.items()})
     arrays = {name: np.asarray(x, None if _is_key(named[name]) else like[name].dtype) for name, x in data.items()}
+    # Files do not know bfloat16 and its like, and what NumPy writes for some of them (float8_e5m2), it cannot read.
+    arrays = {name: x.view(f"V{x.dtype.itemsize}") if x.dtype.isbuiltin == 2 else x for name, x in arrays.items()}
     leaves = {name: (describe_array(x), x.weak_type) for name, x in like.items()}
     about = About(VERSION, [loader.state() for loader in loaders], leaves)
     arrays[ABOUT] = np.frombuffer(json.dumps(about._asdict()).encode(), np.uint8)
@@ -146,7 +148,7 @@ def _restored(array: np.ndarray, like: jax.ShapeDtypeStruct, weak: bool) -> jax.
     elif weak:  # only converting a Python number creates such an array
         found = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)
     else:
-        found = jnp.asarray(array.view(like.dtype) if array.dtype.kind == "V" else array)  # the files do not know bfloat16
+        found = jnp.asarray(array.view(like.dtype) if array.dtype.kind == "V" else array)
     if describe_array(found) != describe_array(like):
         raise ValueError(f"got {describe_array(found)}; expected {describe_array(like)}")
     return found

@@ -13,13 +13,14 @@ from cavs._readers.names import describe_array, named_leaves, nested
 
 Params = TypeVar("Params")
 SAFETENSORS = "safetensors.flax"  # despite its name it needs only JAX; it is the module that supports bfloat16
+DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 bfloat16 float16 float32 float64 complex64".split()
 MSG_SAFETENSORS = "{}: safetensors is not installed; expected it for weights files. Write: pip install safetensors"
 
 
 def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str, str] | None = None) -> None:
     """Writes a pytree of arrays to a safetensors file, atomically.
 
-    The names of the tensors are the paths of the leaves, such as "cell.w" or "layers.0.b". All dtypes are preserved, including
+    The names of the tensors are the paths of the leaves, such as "cell.w" or "layers.0.b". Dtypes are preserved, including
     bfloat16.
 
     Args:
@@ -29,7 +30,7 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
 
     Raises:
         TypeError: `path` is no path; a leaf is not an array, or is a PRNG key.
-        ValueError: two leaves have the same name.
+        ValueError: two leaves have the same name, or a leaf has a dtype of which safetensors reads no arrays, such as float8.
         ImportError: safetensors is not installed.
     """
     check_path("save_params", path, "Write save_params(params, path).")
@@ -41,6 +42,11 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
         if array.dtype.kind in "OSU":
             hint = "Write jax.random.key_data(key)" if key else "For an Equinox module write equinox.filter(module, is_array)"
             raise TypeError(f"save_params: params: got a {type(x).__name__} at {name!r}; expected only arrays. {hint}.")
+        if array.dtype.name not in DTYPES:
+            raise ValueError(
+                f"save_params: params: got {array.dtype} at {name!r}; expected one of {', '.join(DTYPES)}. Write "
+                "x.astype(jnp.bfloat16) for small floats, or cavs.io.save_checkpoint, which stores all dtypes of JAX."
+            )
         arrays[name] = array
     with replacing(path) as temporary:
         save_file(arrays, temporary, metadata)

@@ -102,7 +102,7 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
             arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
             arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
     arrays |= arrays_by_name(graphs.x, "save_npz")
-    if others := [name for name, x in arrays.items() if x.dtype.kind == "V"]:
+    if others := [name for name, x in arrays.items() if x.dtype.kind == "V" or x.dtype.isbuiltin == 2]:
         raise ValueError(
             f"save_npz: {others[0]}: got dtype {arrays[others[0]].dtype}, which NumPy's files do not store; expected one of "
             "NumPy's own. Write graphs.replace(...) with rows.astype(np.float32)."
