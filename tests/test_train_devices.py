@@ -93,6 +93,9 @@ def test_rows_are_those_of_indexing() -> None:
     np.testing.assert_array_equal(back(jnp.ones((3, 3)))[0], [[1] * 3, *[[0] * 3] * 3])
     with pytest.raises(ValueError, match=r"rows: ids: got shape \(4,\) and dtype float64; expected \(U,\) ints"):
         cavs.data.rows(table, ids + 0.5)
+    large, few = jnp.arange(200.0), jnp.array([3, -1, 100], jnp.int8)  # int8 has no 200
+    for dtype in (jnp.float32, jnp.bfloat16):
+        assert cavs.data.rows(large.astype(dtype), few).tolist() == [3, 0, 100]
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
