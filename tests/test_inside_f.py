@@ -269,3 +269,40 @@ def test_scores_of_a_softmax_may_be_integers(dtype: Any) -> None:
     want[3], want[5] = weights @ x[:3] / weights.sum(), x[4]
     assert_close(cavs.run(F, jnp.ones(2), cavs.schedule(graphs), x), want, 1e-6)
     assert_close(cavs.interpret(F, jnp.ones(2), graphs, x), want, 1e-6)
+
+
+def _drawn(draw: Any, impl: str) -> Any:
+    """The sum of what F draws at three vertices, with keys of a generator in params and inputs; and the same by interpret."""
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = draw(params, v, v.gather(0) + 1.0)
+        v.scatter(h)
+        v.push(h)
+
+    F, graphs = cavs.VertexFunction(fn, state=jax.ShapeDtypeStruct((), jnp.float32), arity=1), cavs.from_lengths([3])
+    keys = jax.random.split(jax.random.key(0, impl=impl), 3)
+    args = {"key": jax.random.key(1, impl=impl)}, {"key": keys, "number": np.arange(3), "data": jax.random.key_data(keys)}
+    return cavs.run(F, args[0], cavs.schedule(graphs), args[1]).sum(), cavs.interpret(F, args[0], graphs, args[1]).sum()
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_that_jax_does_not_batch_are_refused(impl: str) -> None:
+    """JAX draws the numbers of a batch of keys of these generators from the first key, so gradients were wrong."""
+    draws = {
+        "pulled": lambda p, v, h: h * jax.random.uniform(v.pull("key"), (), jnp.float32),
+        "folded": lambda p, v, h: h * jax.random.uniform(jax.random.fold_in(p["key"], v.pull("number")), (), jnp.float32),
+        "wrapped": lambda p, v, h: h * jax.random.normal(jax.random.wrap_key_data(v.pull("data"), impl=impl), (), h.dtype),
+        "in a loop": lambda p, v, h: jax.lax.fori_loop(
+            0, 2, lambda i, h: h * jax.random.uniform(jax.random.fold_in(v.pull("key"), i), (), jnp.float32), h
+        ),
+    }
+    for draw in draws.values():
+        if impl == "threefry2x32":
+            assert_close(*_drawn(draw, impl), 1e-6)
+        else:
+            with pytest.raises(
+                ValueError, match=rf"from keys of the generator '{impl}' \(.*test_inside_f.py.*impl='threefry2x32'"
+            ):
+                _drawn(draw, impl)
+    # The same numbers for all vertices.
+    assert_close(*_drawn(lambda p, v, h: h * jax.random.uniform(p["key"], (), jnp.float32), impl), 1e-6)

@@ -9,8 +9,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from cavs._function.children import MSG_ESCAPED
+from cavs._function.domains import STATIC, Domains, domain_of, domains
+from cavs._function.raw_keys import key_impl
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import Program
+from cavs._jaxpr.jaxprs import Eqn, bodies_in
 from cavs._jaxpr.source_lines import line_of, line_of_error, raised_by_jax
 
 # What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
@@ -58,6 +61,16 @@ MSG_SIDE_EFFECTS = (
     "F has side effects ({}){}. F is traced once and its equations are moved and batched, so the effects would happen in no "
     "particular order, or never. To print, use cavs.interpret(F, params, graphs, inputs), in which print and breakpoint() "
     "work; otherwise push the value."
+)
+# By the generator of keys, what JAX computes for a batch of keys from the first of them.
+_OF_FIRST_KEY: dict[str | None, tuple[str, ...]] = {
+    "rbg": ("random_bits", "random_gamma"),
+    "unsafe_rbg": ("random_bits", "random_gamma", "random_split", "random_fold_in"),
+}
+MSG_GENERATOR = (
+    "F draws random numbers from keys of the generator {impl!r}{where}. For a batch of such keys, JAX draws from the first. "
+    "The numbers of a vertex would depend on other vertices, and differ where the backward pass draws them again. Write "
+    "jax.random.key(seed, impl='threefry2x32') for the keys of vertices."
 )
 
 
@@ -109,8 +122,11 @@ def check_outputs(v: Any, who: str, fn: Callable[..., None]) -> None:
         raise ValueError(f"F pushes nothing at {who}, so run would return nothing; write v.push(value){defined(fn)}.")
 
 
-def check_program(program: Program, fn: Callable[..., None]) -> None:
-    """Refuses side effects (`TypeError`) and traced constants (`ValueError`) in F as it was traced."""
+def check_program(program: Program, known: Domains, fn: Callable[..., None]) -> None:
+    """Refuses side effects (`TypeError`), and traced constants and keys that cannot be batched (`ValueError`), in F.
+
+    `program`: F as it was traced. `known`: the domains of its inputs.
+    """
     effects = {e.primitive.name: e for e in reversed(program.eqns) if e.effects}
     if effects:
         raise TypeError(MSG_SIDE_EFFECTS.format(", ".join(reversed(effects)), line_of([*effects.values()][-1])))
@@ -120,6 +136,18 @@ def check_program(program: Program, fn: Callable[..., None]) -> None:
                 f"F closes over a traced value of shape {value.shape}{defined(fn)}; F is traced once and kept, so it may only "
                 "close over constants. Pass the value through params or inputs."
             )
+    found = {e: impl for e in program.eqns if (impl := _draws_from_first_key(e)) is not None}
+    domain = domains(program.eqns, known) if found else {}
+    for e, impl in found.items():
+        if any(domain_of(x, domain) != STATIC for x in e.invars):
+            raise ValueError(MSG_GENERATOR.format(impl=impl, where=line_of(e) or defined(fn)))
+
+
+def _draws_from_first_key(eqn: Eqn) -> str | None:
+    """Returns the generator of which an equation, or one inside of it, would draw for a batch of keys from the first key."""
+    drawn = (impl for x in eqn.invars if eqn.primitive.name in _OF_FIRST_KEY.get(impl := key_impl(x.aval), ()))
+    inside = (_draws_from_first_key(e) for body in bodies_in(eqn) for e in body.eqns)
+    return next((impl for impl in (*drawn, *inside) if impl is not None), None)
 
 
 def defined(fn: Callable[..., None]) -> str:

@@ -138,14 +138,14 @@ def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, 
         program, in_tree, _ = trace(one_vertex, shapes, slots, list(stored), jax.ShapeDtypeStruct((), jnp.int32))
     except jax.errors.UnexpectedTracerError as e:
         raise TypeError(MSG_ESCAPED.format(where=defined(fn))) from e
-    check_program(program, fn)
-    checked_calls(program.eqns, program.outs)
 
     def arguments_of(program: Program) -> _Arguments:
         given, slots, child, num_children = jax.tree.unflatten(in_tree, program.invars)
         params, inputs, edges = (tuple(jax.tree.leaves(x)) for x in given)
         return _Arguments(params, inputs, edges, tuple(map(tuple, slots)), tuple(child), num_children)
 
+    check_program(program, arguments_of(program).domains, fn)
+    checked_calls(program.eqns, program.outs)
     return _Traced(program, arguments_of, pushed[-1], *calls[-1])
 
 
