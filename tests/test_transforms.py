@@ -47,6 +47,19 @@ def test_at_is_indexing() -> None:
     assert run(PARAMS, select=rows[:0]).shape == (0, h.shape[1])
 
 
+def test_f_reads_the_size_of_an_axis_anew() -> None:
+    def scaled(p: Any, v: cavs.Vertex) -> None:
+        h = v.pull() * jax.lax.axis_size("many") + v.gather(0)
+        v.scatter(h)
+        v.push(h)
+
+    F, schedule = cavs.VertexFunction(scaled, state=(2,), arity=1), cavs.schedule(cavs.from_lengths([3]))
+    for size in (2, 3, 2):
+        x = np.ones((size, 3, 2))
+        got = jax.vmap(lambda x: cavs.run(F, {}, schedule, x), axis_name="many")(x)
+        assert got[0, :, 0].tolist() == [size, 2 * size, 3 * size]
+
+
 def test_nets_of_nets_under_grad() -> None:
     program, schedule = PROGRAMS["no inputs"], sched("binary")
     params = {"words": PARAMS, "graph": program.params}

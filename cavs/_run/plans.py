@@ -5,6 +5,9 @@ from typing import Any
 
 import jax
 
+# Private: what `jax.jit` traces anew for. It has no public name.
+from jax._src import config as _config
+
 from cavs._function.gather_all import NestedGatherAll
 from cavs._function.plan import FunctionPlan, make_plan
 from cavs._function.trace import ArgumentShapes
@@ -23,9 +26,8 @@ def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int 
         edges: shapes of ONE edge's row of the edges.
     """
     leaves, tree = jax.tree.flatten(ArgumentShapes(params, inputs, edges))
-    # The types of values inside `jax.shard_map` name its mesh.
-    mesh = jax.sharding.get_abstract_mesh()
-    context = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, mesh)  # type: ignore[attr-defined]
+    # JAX's configuration, the mesh that types name inside `jax.shard_map`, and the sizes of axes that F may read.
+    context = _config.trace_context()
     shapes = (tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves))
     if not function.nests_gather_all:
         try:
@@ -37,7 +39,7 @@ def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int 
 
 @memoized
 def _plan(function: VertexFunction, shapes: tuple[Any, tuple[Any, ...]], most: int | None, context: Hashable) -> FunctionPlan:
-    del context  # JAX's configuration, which tracing reads
+    del context  # which tracing reads
     tree, avals = shapes
     given = tree.unflatten([jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in avals])
     return make_plan(function, given, most)
