@@ -72,6 +72,25 @@ def test_what_other_kinds_compute_for_a_vertex_takes_no_part(engine: Any) -> Non
     assert not any(np.any(got[1][0][name]) for name in "ucd")
 
 
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
+def test_parameters_that_are_reduced_over_children(reduce: str) -> None:
+    """At vertices of another kind, which have no children there, a mean divides by zero."""
+
+    def one(p: Any, v: cavs.Vertex) -> None:
+        v.scatter(p["b"])
+        v.push(p["b"])
+
+    def other(p: Any, v: cavs.Vertex) -> None:
+        v.scatter(p["b"])
+        v.push(v.gather_all(lambda s: p["c"] * p["b"], reduce=reduce))
+
+    F = cavs.VertexFunction({"one": one, "other": other}, state=(4,))
+    graphs = cavs.from_edges([3], [[(1, 0), (2, 1)]], kind=[1, 1, 0], kind_names=("one", "other"))
+    params, sched = {"b": np.arange(1.0, 5), "c": np.arange(2.0, 6)}, cavs.schedule(graphs, kinds="mixed")
+    got = jax.grad(lambda p: cavs.run(F, p, sched).sum())(params)
+    assert_close(got, jax.grad(lambda p: cavs.interpret(F, p, graphs, None).sum())(params), 1e-12)
+
+
 def test_more_children_than_a_kind_gathers_are_an_error() -> None:
     def first(p: Any, v: cavs.Vertex) -> None:
         v.scatter(v.gather(0))
