@@ -75,13 +75,15 @@ def _joined(*read: cavs.Graphs) -> cavs.Graphs:
 
 def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple[str, ...]:
     """Returns notes about labels that occur in another part but not in "train". Raises a `Mistake` if a part has no labels."""
-    notes, seen = [], parts["train"].label
-    for name, graphs in parts.items():
-        found = np.unique(graphs.label[graphs.label >= 0])
-        if not len(found):
+    none = np.zeros(0, np.int32)
+    of_parts = {name: np.unique(none if graphs.label is None else graphs.label) for name, graphs in parts.items()}
+    of_parts = {name: found[found >= 0] for name, found in of_parts.items()}
+    notes = []
+    for name, found in of_parts.items():
+        if not found.size:
             got = f"{flag(name)}: got no labels in the {PARTS[name]} part of the data; expected some in each"
             raise Mistake(f"{got}. Write --dev FILE, or another --seed, which chooses what FILE holds out.")
-        unseen = [repr(labels[i]) for i in np.setdiff1d(found, seen)]
+        unseen = [repr(labels[i]) for i in np.setdiff1d(found, of_parts["train"]).tolist()]
         if unseen:
             more = ", ..." if len(unseen) > 5 else ""
             notes.append(f"--{name}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}")
