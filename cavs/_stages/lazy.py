@@ -9,7 +9,7 @@ the memory of a block, and one pass over the gradients of the parameters per blo
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,11 +21,12 @@ from cavs._function.evaluate import column, evaluate, matrix_product, value_at
 from cavs._function.joint import ParamUse
 from cavs._function.products import sum_of_rows, weight_gradient
 from cavs._function.split import Split
+from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import vjp_at
-from cavs._jaxpr.equations import bind, needed, reads
+from cavs._jaxpr.equations import bind, needed, reads, run_jaxpr
 from cavs._jaxpr.hold_back import barrier, hold_back
-from cavs._jaxpr.jaxprs import Atom, Env, Var, is_var
+from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Env, Var, is_var, opened
 from cavs._stages.blocks import block_of
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
@@ -227,11 +228,36 @@ def _transpose(
     if (bias := _bias(use, level)) is not None:
         return [(place[bias], _if_any(sum_of_rows(cotangents[0]), counted))]
 
-    def of_rows(*args: jax.Array) -> list[jax.Array]:
-        return jax.vmap(lambda *row: bind(use.eqn, row), in_axes=axes)(*args)
+    if is_choice(use.eqn) and axes[0] is not None and n:
+        out = _transpose_choice(use, args, axes, cotangents)
+    else:
 
-    out = vjp_at(of_rows, args, use.statics)[1](cotangents)
+        def of_rows(*args: jax.Array) -> list[jax.Array]:
+            return jax.vmap(lambda *row: bind(use.eqn, row), in_axes=axes)(*args)
+
+        out = vjp_at(of_rows, args, use.statics)[1](cotangents)
     return [(place[use.eqn.invars[i]], _if_any(ct, counted)) for i, ct in zip(use.statics, out, strict=True)]
+
+
+def _transpose_choice(
+    use: ParamUse, args: Sequence[jax.Array], axes: Sequence[int | None], cotangents: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Transposes a `cond` whose rows choose, one branch after the other. Returns the cotangents of its STATIC operands.
+
+    `jax.vmap` of a `cond` would give each row a weight of its own. Rows that do not take a branch repeat one that does, so that
+    nothing infinite is computed for them.
+    """
+    which, totals = args[0], [jnp.zeros_like(args[i]) for i in use.statics]
+    for number, branch in enumerate(use.eqn.params["branches"]):
+        taken, one = which == number, jnp.argmax(which == number)
+        mine = [x if axis is None else jnp.where(column(taken, x), x, x[one]) for x, axis in zip(args, axes, strict=True)]
+
+        def of_rows(*args: jax.Array, branch: ClosedJaxpr = branch) -> list[jax.Array]:
+            return jax.vmap(lambda _, *row: run_jaxpr(*opened(branch), row), in_axes=axes)(*args)
+
+        found = vjp_at(of_rows, mine, use.statics)[1]([mask_rows(ct, taken) for ct in cotangents])
+        totals = [total + _if_any(ct, taken) for total, ct in zip(totals, found, strict=True)]
+    return totals
 
 
 def _repeat_last(x: jax.Array, counted: jax.Array) -> jax.Array:
