@@ -85,9 +85,8 @@ def _of_own(program: Program, domain: Domains, params: set[Var], args: Sequence[
         rows = [is_var(x) and domain_of(x, domain) != STATIC for x in eqn.invars]
         clean = all(is_var(x) and x in zero for x in eqn.invars)
         reads_params = any(is_var(x) and x in of_params and not row for x, row in zip(eqn.invars, rows, strict=True))
-        of_rows = any(rows) or any(
-            domain_of(v, domain) != STATIC for v in eqn.outvars
-        )  # a sum of parameters over children, too
+        # A sum of parameters over children is of rows, too, although it reads none.
+        of_rows = any(rows) or any(domain_of(v, domain) != STATIC for v in eqn.outvars)
         if not (of_rows and reads_params):
             if clean and eqn.primitive.name in _OF_ZEROS:
                 zero.update(eqn.outvars)
