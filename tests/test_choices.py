@@ -42,7 +42,7 @@ def nested(p: Any, h: Any, x: Any, children: Any) -> Any:
 
 def passed_on(p: Any, h: Any, x: Any, children: Any) -> Any:
     """Operands and constants are results; one of them twice."""
-    a, b, c = lax.cond(h.sum() > 0, lambda: (h, h, p["b"]), lambda: (x, jnp.ones(H, x.dtype), p["b"]))
+    a, b, c = lax.cond(h.sum() > 0, lambda: (h, h, p["b"]), lambda: (x, jnp.ones_like(x), p["b"]))
     return a * b + c
 
 
@@ -53,14 +53,14 @@ def by_a_parameter(p: Any, h: Any, x: Any, children: Any) -> Any:
 FUNCTIONS = [poles, never, products, nested, passed_on, by_a_parameter]
 
 
-def of_sum(fn: Any) -> cavs.VertexFunction:
+def of_sum(fn: Any, hidden: int) -> cavs.VertexFunction:
     def f(p: Any, v: cavs.Vertex) -> None:
         x = v.pull()
         h = jnp.tanh(fn(p, v.gather(0) + v.gather(1), x, v.num_children()) @ p["u"] + x @ p["w"])
         v.scatter(h)
         v.push(h)
 
-    return cavs.VertexFunction(f, state=(H,), arity=2)
+    return cavs.VertexFunction(f, state=(hidden,), arity=2)
 
 
 def of_children(p: Any, v: cavs.Vertex) -> None:
@@ -70,19 +70,34 @@ def of_children(p: Any, v: cavs.Vertex) -> None:
     v.push(h)
 
 
-CASES = {fn.__name__: of_sum(fn) for fn in FUNCTIONS} | {"of_children": cavs.VertexFunction(of_children, state=(H,))}
+def cases(hidden: int) -> dict[str, cavs.VertexFunction]:
+    return {fn.__name__: of_sum(fn, hidden) for fn in FUNCTIONS} | {
+        "of_children": cavs.VertexFunction(of_children, state=(hidden,))
+    }
 
 
-def params_and_inputs() -> tuple[Any, Any]:
+CASES = cases(H)
+
+
+def params_and_inputs(hidden: int = H) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
-    params = {"u": rng.standard_normal((H, H)) / 3, "w": rng.standard_normal((H, H)) / 3, "b": rng.uniform(0.5, 1, H)}
-    return jax.tree.map(np.float32, params), rng.standard_normal((GRAPHS.num_vertices, H)).astype(np.float32)
+    u, w = rng.standard_normal((2, hidden, hidden)) / hidden**0.5
+    params = {"u": u, "w": w, "b": rng.uniform(0.5, 1, hidden)}
+    return jax.tree.map(np.float32, params), rng.standard_normal((GRAPHS.num_vertices, hidden)).astype(np.float32)
 
 
-@pytest.mark.parametrize("engine", ["scan", "native", pytest.param(INTERPRETED, id="persistent", marks=INTERPRETER)])
+@pytest.mark.parametrize(
+    ("engine", "hidden"),
+    [
+        ("scan", H),
+        ("native", H),
+        pytest.param(INTERPRETED, H, id="persistent", marks=INTERPRETER),
+        pytest.param("persistent", 64, id="persistent on the card", marks=pytest.mark.gpu),
+    ],
+)
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_the_loop(name: str, engine: Any) -> None:
-    F, (params, x) = CASES[name], params_and_inputs()
+def test_values_and_gradients_are_those_of_the_loop(name: str, engine: Any, hidden: int) -> None:
+    F, (params, x) = cases(hidden)[name], params_and_inputs(hidden)
     sched = cavs.schedule(GRAPHS, scripts=True)
     with jax.default_matmul_precision("highest"):
         got = gradients(lambda p, x: cavs.run(F, p, sched, x, engine=engine), params, x, GRAPHS.num_vertices)

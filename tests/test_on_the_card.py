@@ -356,7 +356,7 @@ def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
     F, params = CASES["reset before the product"][0](128)  # a new F: nothing of it is compiled
     x = inputs_of("reset before the product", CHAINS)
     sched = cavs.schedule(CHAINS, scripts=True)
-    odd = {"hb": 8, "groups": 1, "spins": 0, "dataflow": dataflow, "split": split, "registers": False}
+    odd = {"hb": 8, "rows": 16, "groups": 1, "spins": 0, "dataflow": dataflow, "split": split, "registers": False}
     engine = laid_out(lambda level, forward, config: dataclasses.replace(config, **odd))
     h = np.asarray(cavs.run(F, params, sched, x, engine=engine))
     assert np.isnan(h).all()
