@@ -168,12 +168,13 @@ def text(events: list[Event], steps: int) -> str:
 
 
 def a_step(events: list[Event]) -> list[Event]:
-    """Returns the events between the middle two launches that begin a step, or all events if there are fewer than two."""
+    """Returns the events of the step of median length, or all events if fewer than two launches begin a step."""
     in_order = sorted(events, key=lambda event: event[1])
     launches = [i for i, event in enumerate(in_order) if event[0].startswith(LAUNCH)]
     before = ["", *(in_order[i][0] for i in launches)]  # a launch for wide levels is followed by another of the same step
     begins = [i for i, name in zip(launches, before, strict=False) if not name.startswith(LAUNCH + "_wide")]
     if len(begins) < 2:
         return in_order
-    middle = (len(begins) - 1) // 2
-    return in_order[begins[middle] : begins[middle + 1]]
+    steps = sorted(zip(begins, begins[1:], strict=False), key=lambda step: in_order[step[1]][1] - in_order[step[0]][1])
+    begin, end = steps[(len(steps) - 1) // 2]
+    return in_order[begin:end]

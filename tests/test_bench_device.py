@@ -18,9 +18,10 @@ def test_time_on_a_device_counts_overlaps_once():
 
 def test_a_step_is_shown_kernel_after_kernel():
     step = [("cavs_forward_mosaic", 0, 2000), ("gates", 1000, 4000), ("gemm", 5000, 6000)]
-    events = [(name, start + 10_000 * n, end + 10_000 * n) for n in (2, 0, 1) for name, start, end in step]
-    assert device_time.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in step]
-    lines = device_time.text(events, 3).splitlines()
+    times = (25_000, 0, 32_000, 15_000)  # steps of 15, 10 and 7 us: the median one begins after 15
+    events = [(name, start + t, end + t) for t in times for name, start, end in step]
+    assert device_time.a_step(events) == [(name, start + 15_000, end + 15_000) for name, start, end in step]
+    lines = device_time.text(events, 4).splitlines()
     assert lines[0].split() == "busy 5.0 us, kernels 6.0 us in total".split()
     assert [line.split() for line in lines[2:5]] == [
         ["3.00", "x", "1.00", "gates"],
@@ -29,8 +30,8 @@ def test_a_step_is_shown_kernel_after_kernel():
     ]
     assert lines[-1].split() == ["5.0", "6.0", "1.0", "gemm"]
     wide = [("cavs_forward_wide_mosaic", -500, -100), *step]
-    events = [(name, start + 10_000 * n, end + 10_000 * n) for n in (2, 0, 1) for name, start, end in wide]
-    assert device_time.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in wide]
+    events = [(name, start + t, end + t) for t in times for name, start, end in wide]
+    assert device_time.a_step(events) == [(name, start + 15_000, end + 15_000) for name, start, end in wide]
     assert device_time.a_step(step[1:]) == step[1:] and "no kernels" in device_time.text([], 3)
 
 
