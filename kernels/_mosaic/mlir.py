@@ -76,6 +76,21 @@ def if_else(
     return [Value(x) for x in branch.results]
 
 
+def repeat(start: Values, kinds: Sequence[ir.Type], turn: Callable[..., tuple[Predicate, Values]]) -> Values:
+    """Emits a loop. Each turn gets values, at first `start`, and returns whether another turn follows, and its values.
+
+    These are as many as `start`, for the next turn, and more of types `kinds`. The loop returns the values of the last turn.
+    """
+    loop = scf.WhileOp([*(x.type for x in start), *kinds], start)
+    before = loop.before.blocks.append(*(x.type for x in start))
+    with ir.InsertionPoint.at_block_begin(before):
+        scf.condition(*turn(*map(Value, before.arguments)))
+    after = loop.after.blocks.append(*(x.type for x in loop.results))
+    with ir.InsertionPoint.at_block_begin(after):
+        scf.yield_(list(after.arguments)[: len(start)])
+    return [Value(x) for x in loop.results]
+
+
 @overload
 def ptx(text: str, results: ir.Type, *args: Value) -> Value: ...
 @overload
@@ -126,14 +141,12 @@ def wait_phase(barriers: SharedAddress, offset: int, parity: I32, acquire: str =
         parity: The parity of the phase.
         acquire: A PTX qualifier, ".acquire.cluster" if other thread blocks arrive at the barrier.
     """
-    i32 = ir.IntegerType.get_signless(32)
-    loop = scf.WhileOp([], [])
-    with ir.InsertionPoint.at_block_begin(loop.before.blocks.append()):
+
+    def turn() -> tuple[Predicate, Values]:
         text = f"mbarrier.try_wait.parity{acquire}.shared::cta.b64 p, [$1+{offset}], $2; selp.b32 $0, 0, 1, p;"
-        early = ptx(f"{{.reg .pred p; {text}}}", i32, barriers, parity)
-        scf.condition(early != 0, [])
-    with ir.InsertionPoint.at_block_begin(loop.after.blocks.append()):
-        scf.yield_([])
+        return ptx(f"{{.reg .pred p; {text}}}", ir.IntegerType.get_signless(32), barriers, parity) != 0, []
+
+    repeat([], [], turn)
 
 
 def keep_polling(failed: GlobalAddress, turn: I32, spins: int) -> Predicate:
@@ -154,18 +167,13 @@ def poll(counter: GlobalAddress, target: I32, failed: GlobalAddress, spins: int)
 
     After `spins` unsuccessful polls the thread writes 1 at `failed` and goes on, so that no launch hangs.
     """
-    i32 = ir.IntegerType.get_signless(32)
-    loop = scf.WhileOp([i32], [int32(0)])
-    before = loop.before.blocks.append(i32)
-    with ir.InsertionPoint.at_block_begin(before):
-        seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", i32, counter)
-        short = compare("ult", seen, target)
-        turn = Value(before.arguments[0])
-        scf.condition(short & keep_polling(failed, turn, spins), [turn + 1])
-    after = loop.after.blocks.append(i32)
-    with ir.InsertionPoint.at_block_begin(after):
-        scf.yield_(after.arguments)
-    with mu.when(compare("ugt", Value(loop.results[0]), spins)):
+
+    def turn(number: I32) -> tuple[Predicate, Values]:
+        seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", number.type, counter)
+        return compare("ult", seen, target) & keep_polling(failed, number, spins), [number + 1]
+
+    (turns,) = repeat([int32(0)], [], turn)
+    with mu.when(compare("ugt", turns, spins)):
         ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], failed, int32(1))
 
 

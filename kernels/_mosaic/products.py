@@ -1,6 +1,8 @@
 """Products by `mma.sync`, of weights in shared memory and rows that are read straight from global memory."""
 
 import contextlib
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +23,9 @@ from cavs.kernels._mosaic.value import as_index, compare, constant, int64, load_
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import PRECISIONS
 
+# The sums of a product that a warp has in flight: an `mma.sync` waits for the one before if both add to the same sum.
+CHAINS = 4
+
 
 class Accumulator(NamedTuple):
     """Which 16 columns of a weight and which 8 rows of the tile a thread's four accumulators belong to."""
@@ -33,6 +38,7 @@ class Accumulator(NamedTuple):
 
 
 Sums: TypeAlias = dict[Accumulator, list[F32]]
+Chains: TypeAlias = dict[Accumulator, list[list[F32]]]  # sums, each of them in parts for some of the steps of K
 
 
 def product(
@@ -148,11 +154,12 @@ class _Product(Reader):
             for o in weight.operands
             for n in range(groups)
         ]
+        chains = {s: max(1, CHAINS // sum(key.spec == s for key in keys)) for s in which}
 
         def attempt() -> tuple[list[F32], Predicate]:
             """The sums, and whether they read an element that was not written yet."""
             queue, sent = self.first(steps[:depth]), depth
-            totals: Sums = dict.fromkeys(keys, [constant(self.f32, 0)] * 4)
+            totals: Chains = {key: [[constant(self.f32, 0)] * 4] * chains[key.spec] for key in keys}
             late = false()
             for i, step in enumerate(steps):
                 done = ends[i] - step.reads
@@ -163,7 +170,7 @@ class _Product(Reader):
                 if i >= depth:
                     late = late | self.unwritten(step.pointers, values)
                 self._multiply_chunk(step, weights, values, totals, groups)
-            return [x for key in keys for x in totals[key]], late
+            return [functools.reduce(operator.add, parts) for key in keys for parts in zip(*totals[key], strict=True)], late
 
         if self.awaits and depth < len(steps):
             found = self.poll([self.f32] * 4 * len(keys), attempt)
@@ -180,7 +187,7 @@ class _Product(Reader):
             self._store(totals, spec, True)
 
     def _multiply_chunk(
-        self, step: ChunkRead, weights: WeightReader | HeldReader, values: list[list[Register]], totals: Sums, groups: int
+        self, step: ChunkRead, weights: WeightReader | HeldReader, values: list[list[Register]], totals: Chains, groups: int
     ) -> None:
         """Adds the products of one chunk to `totals`; `values` are the registers of each pointer."""
         spec = self.specs[step.spec]
@@ -195,8 +202,9 @@ class _Product(Reader):
                     left = weights.read(spec, weight, m, step.chunk, half)
                     for o in weight.operands:
                         for n in range(groups):
-                            key = Accumulator(step.spec, w, m, o, n)
-                            totals[key] = multiply(totals[key], left, rights[o, n], spec.precision)
+                            parts = totals[Accumulator(step.spec, w, m, o, n)]
+                            c = (2 * step.chunk + half) % len(parts)
+                            parts[c] = multiply(parts[c], left, rights[o, n], spec.precision)
 
     def _store(self, totals: Sums, spec: ProductSpec, add: bool) -> None:
         """Writes the warp's sums to its slot of `part`, or adds them to it."""

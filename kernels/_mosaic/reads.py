@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import scf
 from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._layout.specs import ProductSpec
-from cavs.kernels._mosaic.mlir import address, false, if_else, keep_polling, ptx, thread_index
+from cavs.kernels._mosaic.mlir import address, false, if_else, keep_polling, ptx, repeat, thread_index
 from cavs.kernels._mosaic.types import I32, Fragments, GlobalAddress, MemRef, Predicate, Register, Scalar
-from cavs.kernels._mosaic.value import Value, bitcast, compare, constant, element, int32, int64, scalar, select, zero_extended
+from cavs.kernels._mosaic.value import bitcast, compare, constant, element, int32, int64, scalar, select, zero_extended
 from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
 
 # The most 16-byte reads that a thread repeats while it polls. With more, threads that poll slow down those that write.
@@ -175,19 +174,14 @@ class Reader:
             The values of the last attempt.
         """
         failed = address(self.counters, 1)
-        loop = scf.WhileOp([self.i32, *kinds], [int32(0)])
-        before = loop.before.blocks.append(self.i32)
-        with ir.InsertionPoint.at_block_begin(before):
+
+        def turn(number: I32) -> tuple[Predicate, list[Register]]:
             values, late = attempt()
-            turn = Value(before.arguments[0])
             text = "{.reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p;}"
             late = ptx(text, self.i32, zero_extended(self.i32, late)) != 0
-            again = keep_polling(failed, turn, self.specs[0].spins)
-            gave_up = zero_extended(self.i32, late & (again ^ 1))
-            with mu.when(gave_up != 0):
+            again = keep_polling(failed, number, self.specs[0].spins)
+            with mu.when(late & (again ^ 1)):
                 ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], failed, int32(1))
-            scf.condition(late & again, [turn + 1, *values])
-        after = loop.after.blocks.append(self.i32, *kinds)
-        with ir.InsertionPoint.at_block_begin(after):
-            scf.yield_([after.arguments[0]])
-        return [Value(x) for x in list(loop.results)[1:]]
+            return late & again, [number + 1, *values]
+
+        return repeat([int32(0)], kinds, turn)[1:]

@@ -40,6 +40,9 @@ from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, layout_o
 
 # Bytes of copies of states from which lazy gradients read them: below, that takes a little longer than reading the states.
 COPY_BYTES = 8 << 20
+# Rows from which on the lazy batch waits for the gradients of leaves: smaller products are not in their way. On an H200
+# (2026-11-29), steps of a Tree-LSTM (hidden 512) take 2 % less by waiting at batch 64 (1,248 rows), and 2 % more at 16 (304).
+LATE_ROWS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +258,8 @@ def _gradients(
         of_eager, ct_pulled, ct_edge = eager(apart(cuts, of_lazy))
     else:
         of_eager, ct_pulled, ct_edge = eager(cuts)
-        zero = late_zero([x[(0,) * x.ndim] for x in (*before, *floats(of_eager).values()) if x.size])
+        first = (*before, *floats(of_eager).values()) if rows.size >= LATE_ROWS else ()
+        zero = late_zero([x[(0,) * x.ndim] for x in first if x.size])
         of_lazy = lazy(*barrier((rows.kids + zero, rows.edge_child + zero)), cuts) if cuts else {}
     statics = list(cotangents.statics)
     statics[k] = merged(merged(statics[k], of_lazy), floats(of_eager))
