@@ -108,34 +108,25 @@ class Persistent(Engine):
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
-        """Runs the forward's levels of each kind in one launch, or in two."""
-        plan, sched, zeros = batch.plan, batch.sched, batch.zeros
-        kept, extras, gave_up = [], [], jnp.zeros(1, jnp.int32)
-        for k, (name, part, rows) in enumerate(zip(batch.kinds, batch.parts, batch.rows, strict=True)):
-            if not sched.shape.inner[k]:
-                kept.append(
-                    [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
-                )
-                edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
-                tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
-                extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
-                continue
-            made = forward_of(plan, name, sched.shape, save, batch.job.target)
-            crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-            given = statics[k]
-            if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
-                given, crossing = barrier((given, crossing))
-            tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-            _, out, lost = self.launched(batch, k, made, LaunchArrays(given, tensors, states))
-            states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
-            gave_up = gave_up + lost
-            # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
-            nothing = jnp.zeros((0,))
-            kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
-            kept[-1] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
-            kept[-1] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in made.halved]
-            extras.append([out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))])
-        return ForwardLevels(states, kept, extras, gave_up)
+        """Runs the forward's levels in one launch, or in two."""
+        sched, found = batch.sched, [_of_no_rows(batch, k, save) for k in range(len(batch.kinds))]
+        kept, extras = ([one[n] for one in found] for n in range(2))
+        if not (inner := [k for k, size in enumerate(sched.shape.inner) if size]):
+            return ForwardLevels(states, kept, extras, jnp.zeros(1, jnp.int32))
+        (k,) = inner
+        part, given = batch.parts[k], statics[k]
+        made = forward_of(batch.plan, batch.kinds[k], sched.shape, save, batch.job.target)
+        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
+        if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
+            given, crossing = barrier((given, crossing))
+        tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
+        _, out, lost = self.launched(batch, k, made, LaunchArrays(given, tensors, states))
+        # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
+        kept[k] = [out.get(Tensor(TensorRole.KEPT, n), jnp.zeros((0,))) for n in range(len(made.kept))]
+        kept[k] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
+        kept[k] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in made.halved]
+        extras[k] = [out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))]
+        return ForwardLevels([out[Tensor(TensorRole.STATE, i)] for i in range(len(states))], kept, extras, lost)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels in one launch, or in two; the rest is one lazy batch of all rows.
@@ -164,6 +155,15 @@ class Persistent(Engine):
         if large:
             up, gradients.statics[k] = barrier((up, gradients.statics[k]))
         return BackwardLevels(at_leaves(launched._replace(out=up)), lambda _: gradients)
+
+
+def _of_no_rows(batch: Batch, k: int, save: bool) -> tuple[Arrays, Arrays]:
+    """Returns what the backward and the lazy part read of kind `k` if it has no vertices with children."""
+    part, rows, zeros = batch.parts[k], batch.rows[k], batch.zeros
+    kept = [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
+    edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
+    tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
+    return kept, [rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)]
 
 
 class Launched(NamedTuple):
