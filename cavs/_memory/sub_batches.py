@@ -1,6 +1,6 @@
 """Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
@@ -21,10 +21,9 @@ from cavs._jaxpr.jaxprs import ClosedJaxpr, opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.running_sums import run_and_add
 from cavs._memory.parted_loss import PartedLoss, parted
-from cavs._stages.cotangents import instantiated
+from cavs._stages.cotangents import differentiated, instantiated, with_differentiated
 
 Arrays: TypeAlias = list[jax.Array]
-Chosen: TypeAlias = list[jax.Array | None]
 Params = TypeVar("Params")
 Loss = TypeVar("Loss")  # a scalar, or with `has_aux` a pair
 
@@ -158,17 +157,18 @@ def _differentiable(function: str, of_part: PartedLoss) -> Callable[[Arrays, lis
         weights = of_part.weights(params, lambda which: _summed(lambda x: of_part.before(params, x, which)[1], stacks))
 
         def value_and_grad(batch: Arrays) -> Any:
-            def of(by: tuple[Chosen, Chosen]) -> tuple[jax.Array, PyTree]:
-                found = of_part.before(_with(params, by[0]), _with(batch, by[1]))
+            def of(by: PyTree) -> tuple[jax.Array, PyTree]:
+                found = of_part.before(*with_differentiated((params, batch), by))
                 return of_part.weighed(*found, weights), found
 
-            by = _chosen(params, in_params), _chosen(batch, in_batch)
+            by = differentiated((params, batch), (in_params, in_batch))
             (_, sums), (by_params, by_batch) = jax.value_and_grad(of, has_aux=True)(by)
             return (sums, by_params), by_batch
 
         (sums, by_params), by_stacks = _summed(value_and_grad, stacks, each=True)
         if of_part.reads_params():
-            direct = jax.grad(lambda by: of_part.after(_with(params, by), *sums)[0])(_chosen(params, in_params))
+            of_whole = lambda by: of_part.after(with_differentiated(params, by), *sums)[0]  # noqa: E731
+            direct = jax.grad(of_whole)(differentiated(params, in_params))
             by_params = jax.tree.map(jnp.add, by_params, direct)
         return of_part.after(params, *sums), (by_params, by_stacks)
 
@@ -188,7 +188,7 @@ def _first(stacks: list[PyTree]) -> PyTree:
 def _check_closed_over(function: str, params: Arrays, varied: list[bool], stacks: list[Arrays]) -> None:
     """Raises a `ValueError` for arrays that a loss closes over, if their gradient is a sum over devices."""
     axes = varying(stacks[0][0])
-    if any(x is not None and varying(x) != axes for x in _chosen(params, varied)):
+    if any(is_varied and varying(x) != axes for x, is_varied in zip(params, varied, strict=True)):
         raise ValueError(
             f"{function}: loss: closes over an array that is differentiated, and the same on all devices of a jax.shard_map "
             "with check_vma=True; expected it among the parameters. Write loss(params, batch) with params | {'name': array}."
@@ -219,13 +219,3 @@ def _wide_zeros(of: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns zeros to which values of a type are added, in float32 at least: bfloat16 cannot count to 257."""
     found = zeros(of)
     return found.astype(jnp.result_type(found, jnp.float32)) if is_float(found) else found
-
-
-def _chosen(arrays: Arrays, which: Sequence[bool]) -> Chosen:
-    """Returns the arrays that `which` tells, and `None` for the others."""
-    return [x if is_chosen else None for x, is_chosen in zip(arrays, which, strict=True)]
-
-
-def _with(arrays: Arrays, chosen: Chosen) -> Arrays:
-    """Returns `arrays` with other ones where there are any."""
-    return [x if other is None else other for x, other in zip(arrays, chosen, strict=True)]

@@ -21,7 +21,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.ruled import replaceable
-from cavs._stages.cotangents import Cotangent, instantiated
+from cavs._stages.cotangents import Cotangent, differentiated, instantiated, with_differentiated
 
 Arrays: TypeAlias = list[jax.Array]
 Cotangents: TypeAlias = list[Cotangent]
@@ -109,31 +109,21 @@ def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
 def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def backward(fixed: Fixed, residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
         saved, params, inputs = residuals
-        which = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
-        shapes = [ct.shape for ct in cts]
+        all_cts = functools.partial(with_differentiated, [np.zeros(ct.shape, jax.dtypes.float0) for ct in cts])
+        are_floats = jax.tree.map(is_float, (params, inputs))
 
-        def all_cts(some: Cotangents) -> Cotangents:
-            given = dict(zip(which, some, strict=True))
-            return [given.get(i, np.zeros(shape, jax.dtypes.float0)) for i, shape in enumerate(shapes)]
-
-        def floats(found: PyTree, params: Arrays, inputs: Arrays) -> PyTree:
-            each = zip(found, (params, inputs), strict=True)
-            return [[ct for ct, x in zip(own, of, strict=True) if is_float(x)] for own, of in each]
-
-        def one(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
+        def one(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: PyTree) -> PyTree:
             saved = jax.tree.map(_from_bits, saved, is_leaf=lambda x: isinstance(x, _Bits))
-            return floats(sweep.backward(fixed, saved, data, select, all_cts(some)), params, inputs)
+            return differentiated(tuple(sweep.backward(fixed, saved, data, select, all_cts(some))), are_floats)
 
-        def again(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
+        def again(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: PyTree) -> PyTree:
             del saved  # zeros, if the forward ran on the other engine, too
             _, pull = jax.vjp(lambda p, x: other(p, data, x, select), params, inputs)
-            return floats(pull(all_cts(some)), params, inputs)
+            return differentiated(pull(all_cts(some)), are_floats)
 
-        found = replaceable(one, again)(saved, params, data, inputs, select, [cts[i] for i in which])
-        out = []
-        for own, of in zip(found, (params, inputs), strict=True):
-            left = iter(own)
-            out.append([next(left) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0) for x in of])
-        return tuple(out)
+        some = differentiated(cts, [ct.dtype != jax.dtypes.float0 for ct in cts])
+        found = replaceable(one, again)(saved, params, data, inputs, select, some)
+        nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (params, inputs))
+        return with_differentiated(nothing, found)
 
     return backward
