@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 
 from cavs._feed.batches import Batches
@@ -16,7 +15,6 @@ from cavs._function.arrays import as_arrays
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.mesh_types import varying
 from cavs._run.tune import Tuned, tune_tasks
 from cavs._run.tune_traced import launches_in, settle, tasks_of, unable
 from cavs._schedule.schedule import Schedule
@@ -24,7 +22,7 @@ from cavs._step.background import Background
 from cavs._step.concurrent_jit import Concurrent, in_turn, shapes_of
 from cavs._step.donated_state import DonatedState
 from cavs._step.host_memory import keeps_much, return_unused
-from cavs._step.stacks import OneStep, divided, run_filled
+from cavs._step.stacks import OneStep, over_batches
 from cavs._step.xla_options import options_of
 from cavs.kernels import Target
 
@@ -157,23 +155,12 @@ class Step(Generic[State, Metrics]):
         return f"Step({getattr(self, '__name__', 'function')}, {counted(self.compilations, 'program')}{now})"
 
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
-        fun, args = self._fun, (batches,)
-        if isinstance(batches, Batches) and batches.filled is not None:
-            assert batches.count is not None
-            fun, args = functools.partial(run_filled, fun, length=batches.count), (batches.tree, batches.filled)
-        elif isinstance(batches, Batches):
-            fun, args = functools.partial(self._many, stacked=batches.count is not None), (batches.tree,)
-            if batches.mesh is not None:
-                fun = divided(_same_everywhere(fun), batches)
-        # XLA for GPUs runs independent kernels at the same time, but launches of engine `persistent` need the whole chip.
-        return (in_turn(fun) if self._target.is_gpu else fun)(state, *args)
-
-    def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
-        if stacked:
+        fun = self._fun
+        if isinstance(batches, Batches):
             unroll = (UNROLL if self._target.is_gpu else 1) if self._unroll is None else self._unroll
-            return lax.scan(self._fun, state, tree, unroll=unroll)
-        state, metrics = self._fun(state, tree)
-        return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
+            fun = functools.partial(over_batches, fun, different=MSG_VARYING, unroll=unroll)
+        # XLA for GPUs runs independent kernels at the same time, but launches of engine `persistent` need the whole chip.
+        return (in_turn(fun) if self._target.is_gpu else fun)(state, batches)
 
     def compile_ahead(self, state: PyTree, examples: Sequence[PyTree]) -> None:
         """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
@@ -236,19 +223,6 @@ def checked(fun: Any) -> Any:
                     f"as in the old state.{write}"
                 )
         return new, as_arrays(metrics, f"step: {name}: metrics", "Keep texts outside of the step.")
-
-    return one
-
-
-def _same_everywhere(fun: OneStep) -> OneStep:
-    """Returns `fun`, which runs on each device of a mesh, with a check that its results do not differ between devices."""
-
-    def one(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
-        out = fun(state, tree)
-        for what, part in zip(("state", "metrics"), out, strict=True):
-            if any(varying(x) for x in jax.tree.leaves(part)):
-                raise ValueError(MSG_VARYING.format(what=what))
-        return out
 
     return one
 

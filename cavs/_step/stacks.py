@@ -1,4 +1,4 @@
-"""Runs a training step over a stack that is not full, and over the parts of a batch on several devices."""
+"""Runs the function of one batch over the batches of a dispatch: a stack, maybe not full, or the parts of several devices."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,11 +11,31 @@ from jax.sharding import PartitionSpec
 
 from cavs._feed.batches import Batches
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.mesh_types import varying
 
 OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
-def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
+def over_batches(fun: OneStep, state: PyTree, batches: Batches, *, different: str, unroll: int = 1) -> tuple[PyTree, PyTree]:
+    """Runs `fun(state, batch)` over batches, one after another. Returns the state, and the metrics with an axis of batches.
+
+    `different`: the text of the error if the state or the metrics (`what`) differ between the devices of a mesh. `unroll`: as
+    in `lax.scan`.
+    """
+    if batches.filled is not None:
+        assert batches.count is not None
+        return _run_filled(fun, state, batches.tree, batches.filled, batches.count)
+
+    def many(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+        if batches.count is not None:
+            return lax.scan(fun, state, tree, unroll=unroll)
+        state, metrics = fun(state, tree)
+        return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
+
+    return many(state, batches.tree) if batches.mesh is None else _divided(many, state, batches, different)
+
+
+def _run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
     """Runs `fun` over the first `filled` batches of a stack of `length` batches. Metrics of the others are zeros."""
 
     def at(i: jax.Array) -> PyTree:
@@ -38,17 +58,18 @@ def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, le
     return lax.fori_loop(0, filled, one, (state, none))
 
 
-def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTree]:
-    """Runs `fun(state, tree)` on each device of the mesh of `batches`, with the part of `batches.tree` of that device.
-
-    The state and what `fun` returns are the same on all devices.
-    """
+def _divided(fun: OneStep, state: PyTree, batches: Batches, different: str) -> tuple[PyTree, PyTree]:
+    """Runs `fun` on each device of the mesh of `batches`, with the part of `batches.tree` of that device."""
     assert batches.mesh is not None
     (axis,) = batches.mesh.axis_names
     before = 0 if batches.count is None else 1
 
-    def local(state: PyTree, tree: PyTree) -> PyTree:
-        return fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree))
+    def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+        out = fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree))
+        for what, part in zip(("state", "metrics"), out, strict=True):
+            if any(map(varying, jax.tree.leaves(part))):
+                raise ValueError(different.format(what=what))
+        return out
 
     spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
-    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)
+    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)(state, batches.tree)

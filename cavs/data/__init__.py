@@ -50,6 +50,5 @@ from cavs._step.compiled_step import Step as Step
 from cavs._step.host_memory import keep_host_memory as keep_host_memory
 from cavs._step.log import Log as Log, json_lines as json_lines, tensorboard as tensorboard
 from cavs._step.rows import rows as rows
-from cavs._step.step import step as step
-from cavs._step.step_in_budget import StepInBudget as StepInBudget
+from cavs._step.step import StepInBudget as StepInBudget, step as step
 from cavs._step.total import mean as mean, total as total
