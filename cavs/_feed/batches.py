@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cavs._feed.int32_limits import beyond_32_bits
+from cavs._function.arrays import beyond_32_bits
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cavs._feed.int32_limits import beyond_32_bits
+from cavs._function.arrays import beyond_32_bits
 from cavs._graphs.pytree import PyTree
 
 MSG_LEAF = (

@@ -43,7 +43,7 @@ from cavs._fit.texts import (
     words_of as words_of,
 )
 from cavs._graphs.graphs import is_root as is_root
-from cavs._readers.examples import example as example
+from cavs._readers.__init__ import example as example
 from cavs._run.tune import Tuned as Tuned
 from cavs._step.compile_cache import cache_compiled as cache_compiled, compile_quickly as compile_quickly
 from cavs._step.compiled_step import Step as Step
