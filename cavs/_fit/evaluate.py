@@ -14,7 +14,7 @@ from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._step.stacks import over_batches
+from cavs._step.compiled_step import over_batches
 
 Sums: TypeAlias = dict[str, float]
 ROWS = ("vertices", "graphs")

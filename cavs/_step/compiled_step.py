@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.extend import core as jex
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cavs._feed.batches import Batches
@@ -19,12 +21,74 @@ from cavs._function.arrays import as_arrays, beyond_32_bits
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.mesh_types import varying
 from cavs._run.tune import Tuned, launches_in, settle, tasks_of, tune_tasks, unable
 from cavs._schedule.schedule import Schedule
 from cavs._step.concurrent_jit import Concurrent, in_turn, options_of, shapes_of
 from cavs._step.host_memory import keeps_much, return_unused
-from cavs._step.stacks import OneStep, over_batches
 from cavs.kernels import Target
+
+OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+
+
+def over_batches(fun: OneStep, state: PyTree, batches: Batches, *, different: str, unroll: int = 1) -> tuple[PyTree, PyTree]:
+    """Runs `fun(state, batch)` over batches, one after another. Returns the state, and the metrics with an axis of batches.
+
+    `different`: the text of the error if the state or the metrics (`what`) differ between the devices of a mesh. `unroll`: as
+    in `lax.scan`.
+    """
+    if batches.filled is not None:
+        assert batches.count is not None
+        return _run_filled(fun, state, batches.tree, batches.filled, batches.count)
+
+    def many(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+        if batches.count is not None:
+            return lax.scan(fun, state, tree, unroll=unroll)
+        state, metrics = fun(state, tree)
+        return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
+
+    return many(state, batches.tree) if batches.mesh is None else _divided(many, state, batches, different)
+
+
+def _run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
+    """Runs `fun` over the first `filled` batches of a stack of `length` batches. Metrics of the others are zeros."""
+
+    def at(i: jax.Array) -> PyTree:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), stack)
+
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
+    trace = jax.make_jaxpr(fun, return_shape=True)
+    closed, shapes = trace(state, like)  # traced once, for its shapes and for the loop
+    if any(x.dtype != new.dtype for x, new in zip(jax.tree.leaves(state), jax.tree.leaves(shapes[0]), strict=True)):
+        # A Python number, which takes the type that the function gives it, as in `lax.scan`.
+        state = jax.tree.map(lambda x, new: x if x.dtype == new.dtype else x.astype(new.dtype), state, shapes[0])
+        closed, shapes = trace(state, like)
+    run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
+    none = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
+
+    def one(i: jax.Array, done: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, metrics = jax.tree.unflatten(treedef, run(*jax.tree.leaves((done[0], at(i)))))
+        return state, jax.tree.map(lambda into, x: lax.dynamic_update_index_in_dim(into, x, i, 0), done[1], metrics)
+
+    return lax.fori_loop(0, filled, one, (state, none))
+
+
+def _divided(fun: OneStep, state: PyTree, batches: Batches, different: str) -> tuple[PyTree, PyTree]:
+    """Runs `fun` on each device of the mesh of `batches`, with the part of `batches.tree` of that device."""
+    assert batches.mesh is not None
+    (axis,) = batches.mesh.axis_names
+    before = 0 if batches.count is None else 1
+
+    def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+        out = fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree))
+        for what, part in zip(("state", "metrics"), out, strict=True):
+            if any(map(varying, jax.tree.leaves(part))):
+                raise ValueError(different.format(what=what))
+        return out
+
+    spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
+    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)(state, batches.tree)
+
 
 UNROLL = 4  # training steps in one CUDA graph
 State = TypeVar("State")

@@ -7,9 +7,9 @@ from cavs._feed.batches import Batches as Batches
 from cavs._feed.loader import Loader as Loader
 from cavs._feed.settings import Sample as Sample
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
-from cavs._fit.keeper import Keeper as Keeper
-from cavs._fit.kept import (
+from cavs._fit.keeper import (
     Evaluated as Evaluated,
+    Keeper as Keeper,
     KeeperError as KeeperError,
     new_folder as new_folder,
     read_run as read_run,
