@@ -241,7 +241,7 @@ class Delivery:
         kinds = self.programs(epoch)
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
         found = self.of(epoch._replace(order=firsts))
-        return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]
+        return [jax.tree.map(struct_of, self.yielded(batches)) for batches in found]
 
     def largest(self, epoch: Epoch) -> Batches:
         """Returns a batch of an epoch, padded to the largest shape that one of its batches fits, in host memory.
@@ -273,8 +273,10 @@ class Delivery:
         return lines
 
 
-def _struct(x: Any) -> Any:
-    """Returns the shape and dtype of an array; a Python number as it is."""
+def struct_of(x: Any) -> Any:
+    """Returns the type of an array as a `jax.ShapeDtypeStruct`; such a type, and a Python number, as they are."""
     if not isinstance(x, np.ndarray | np.generic | jax.Array):
         return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
+    weak = getattr(x, "weak_type", False)  # keys of jax.random have no such attribute
+    where = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=where)

@@ -22,7 +22,7 @@ from cavs._jaxpr.ruled import sealed
 from cavs._jaxpr.tunable import tunable, tuned
 from cavs._stages.cotangents import differentiated, instantiated, with_differentiated
 
-Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, integers of the schedule, inputs, select) -> pushes
+Call: TypeAlias = Callable[..., list[jax.Array]]  # from params, integers of the schedule, inputs, ... to pushes
 
 
 def devices() -> tuple[tuple[str, ...], int]:

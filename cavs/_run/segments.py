@@ -71,22 +71,16 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
         )
     engine = ENGINES["scan"] if user_engine is None and not call.job.target.is_cpu else user_engine
     (params, inputs, edges), trees = zip(*map(jax.tree.flatten, (call.params, call.inputs, call.edges)), strict=True)
-    count = len(inputs)
     function = _with_given(plan, call.job.kinds, shape.shape.kinds, tuple(plan.function.state_avals(call.params, call.inputs)))
     few = call.select if call.select is None or call.select.shape[0] < shape.shape.vertices else None
 
     def call_of(options: MemoryOptions) -> tuple[Callable[..., Arrays], str]:
         one = functools.partial(run, engine=engine, options=options)
         loop = _Loop(function, one, trees, shape, plan.state_avals, plan.push_avals)
-        differentiable = _differentiable(loop, sched.shape.vertices)
-
-        def whole(params: Arrays, segments: SegmentArrays, rows: Arrays, select: jax.Array | None) -> Arrays:
-            return differentiable(params, rows[:count], rows[count:], segments, select)
-
-        return whole, ""  # the calls inside name the engine
+        return _differentiable(loop, sched.shape.vertices), ""  # the calls inside name the engine
 
     whole = across_axes(tunable(call_of, call.job.options, plan.names))
-    outs = whole(params, jax.tree.map(jnp.asarray, sched.segments), [*inputs, *edges], few)
+    outs = whole(params, inputs, edges, jax.tree.map(jnp.asarray, sched.segments), few)
     return outs if few is call.select else [x.at[call.select].get(mode="clip") for x in outs]
 
 

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend import core as jex
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cavs._feed.batches import Batches
+from cavs._feed.batches import Batches, struct_of
 from cavs._feed.loader import Loader
 from cavs._function.arrays import as_arrays, beyond_32_bits
 from cavs._graphs.counted import counted
@@ -239,7 +239,7 @@ class Step(Generic[State, Metrics]):
             state: the state, or `jax.ShapeDtypeStruct`s.
             examples: batches of the shapes to come, or `jax.ShapeDtypeStruct`s.
         """
-        like = jax.tree.map(_struct, state)
+        like = jax.tree.map(struct_of, state)
         todo = {key: x for x in examples if (key := shapes_of(x)) not in self._known and key not in self.background}
 
         def lowered(batches: PyTree) -> Callable[[], None]:
@@ -311,13 +311,6 @@ def _check(state: PyTree, batches: PyTree) -> None:
 
 def _mesh(batches: PyTree) -> Mesh | None:
     return batches.mesh if isinstance(batches, Batches) else None
-
-
-def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    weak = getattr(x, "weak_type", False)  # keys of jax.random have no such attribute
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=x.sharding if x.committed else None)
 
 
 # --- programs that threads compile, while the caller does something else ---
