@@ -8,9 +8,12 @@ from cavs._interop.weights import load_params as load_params, save_params as sav
 from cavs._readers import read as read
 from cavs._readers.conllu import read_conllu as read_conllu
 from cavs._readers.edges import read_edges as read_edges, write_edges as write_edges
-from cavs._readers.netlist import read_netlist as read_netlist, read_signals as read_signals
+from cavs._readers.netlist import (
+    read_netlist as read_netlist,
+    read_signals as read_signals,
+    simulate_netlist as simulate_netlist,
+)
 from cavs._readers.npz import load_npz as load_npz, save_npz as save_npz
-from cavs._readers.simulate import simulate_netlist as simulate_netlist
 from cavs._readers.source import FormatError as FormatError, printable as printable
 from cavs._readers.tagged import read_tagged as read_tagged
 from cavs._readers.text import read_lines as read_lines, read_pairs as read_pairs, read_text as read_text

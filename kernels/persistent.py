@@ -43,7 +43,7 @@ def launches(
 ) -> LaunchResults:
     """Runs all levels, in one launch or two (`_body.wide`).
 
-    The launches take one batch: see `cavs._run.other_engine`.
+    The launches take one batch: see `cavs._run.compiled`.
 
     Returns:
         The tensors written, by name, with the copies of 16 bits of those updated; and (1,) int32, nonzero if a thread block
@@ -65,9 +65,7 @@ def launches(
 
     @run.def_vmap
     def batches(*_: object) -> NoReturn:
-        raise NotImplementedError(
-            "launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._run.other_engine`)."
-        )
+        raise NotImplementedError("launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._run.compiled`).")
 
     return run(*_not_differentiated((list(weights.values()), arrays.values())))
 

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._step.concurrent_jit import in_turn
-from cavs._step.xla_options import BESIDE
+from cavs._step.concurrent_jit import BESIDE, in_turn
 from cavs.kernels import H200, Target
 
 DUMP = Path(sys.argv[1])

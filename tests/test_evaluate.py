@@ -15,7 +15,7 @@ import cavs
 from cavs import cli
 from cavs._graphs.converters import from_edges, from_parents
 from cavs.data import ConfusionMatrix, phrases_of
-from cavs.recipes._files import given_file
+from cavs.recipes._command import given_file
 from tests.small_run import best_of
 
 DATA = Path(cli.__file__).parent / "data"

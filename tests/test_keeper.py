@@ -229,7 +229,7 @@ def test_a_changed_file_of_the_data_and_other_versions_are_reported(tmp_path: Pa
     (tmp_path / "data").write_text("1")
     run(keep(tmp_path / "run", files=[str(tmp_path / "data")]))
     with monkeypatch.context() as patch:
-        patch.setattr(keepers.kept, "versions", lambda: {"jax": "0.1"})
+        patch.setattr(keepers, "versions", lambda: {"jax": "0.1"})
         keeper = keep(tmp_path / "run", files=[str(tmp_path / "data")])
         run(keeper)
     assert "resumed with jax 0.1: results may not be bitwise equal" in keeper.notes[0]
@@ -289,8 +289,12 @@ def test_a_run_killed_at_any_write_goes_on_to_the_same_end(tmp_path: Path, monke
 
 
 def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: str, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    write_whole = keepers.write_whole
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == keepers.HISTORY:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write_whole(path, data)
 
     monkeypatch.setattr(keepers, "write_whole", full)
     with pytest.raises(OSError, match="history.json"):

@@ -12,7 +12,7 @@ import pytest
 
 import cavs
 from cavs._graphs.counted import counted
-from cavs._schedule.padding import padding_of
+from cavs._schedule.schedule import padding_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES, GRAPHS, joined, random_binary_tree
 from tests.programs import PROGRAMS

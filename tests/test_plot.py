@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 
 from cavs._debug.inspect import inspect
 from cavs._graphs.converters import from_edges, from_lengths, from_parents
+from cavs._graphs.draw import layout, layout_of_batch
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.layout import layout, layout_of_batch
-from cavs._schedule.padding import task_table
 from cavs._schedule.plot import MAX_BATCH_VERTICES, plot_schedule
+from cavs._schedule.schedule import task_table
 from cavs._schedule.scheduler import schedule
 from cavs.io import read_trees
 

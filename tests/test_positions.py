@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs._feed import sampler
-from cavs._feed.delivery import Epoch
+from cavs._feed.batches import Epoch
 from cavs._feed.plan import Planned
 
 GRAPHS = cavs.from_lengths(range(1, 21), input_id=np.arange(210) % 5)

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import cavs
-from cavs._step.xla_options import _OPTIONS, options_of
+from cavs._step.concurrent_jit import _OPTIONS, options_of
 from cavs.kernels import H200
 from tests.odd_graphs import joined, random_binary_tree
 
@@ -308,7 +308,7 @@ def test_memory_is_kept_until_it_is_returned() -> None:
 
 ENDS_EARLY = """
 import time
-from cavs._step.background import Background
+from cavs._step.compiled_step import Background
 
 def lower():
     time.sleep(0.3)

@@ -10,7 +10,7 @@ import pytest
 import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.persistent import chip
-from cavs._run import tune as tuning, tune_traced
+from cavs._run import tune as tuning
 from cavs.kernels import H200, Target, persistent, tuned
 from tests.odd_graphs import chain, joined, random_binary_tree
 
@@ -24,10 +24,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Target, "here", staticmethod(lambda: H200))
     monkeypatch.setattr(persistent, "unsupported", lambda target: None)
-    for module in (tuning, tune_traced):
-        monkeypatch.setattr(module, "lower", lambda task, layout: layout)
-        monkeypatch.setattr(module, "compiled", lambda layout: layout)
-        monkeypatch.setattr(module, "by_the_clock", lambda layout, params: slow(layout))
+    monkeypatch.setattr(tuning, "lower", lambda task, layout: layout)
+    monkeypatch.setattr(tuning, "compiled", lambda layout: layout)
+    monkeypatch.setattr(tuning, "by_the_clock", lambda layout, params: slow(layout))
     tuned.nearest.cache_clear()
     yield
     tuned.nearest.cache_clear()

@@ -17,7 +17,7 @@ import cavs
 from cavs import cli, vertex_programs as vp
 from cavs._engines.persistent.launch_calls import LaunchRules
 from cavs._jaxpr.ruled import rules_in
-from cavs._run import tune, tune_traced
+from cavs._run import tune
 from cavs._step.compiled_step import Step
 from cavs._step.concurrent_jit import Concurrent
 from cavs.kernels import H200, LaunchConfig, Target, persistent, tuned
@@ -53,8 +53,7 @@ def used(hopper: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Used]:
         pytest.skip("the kernels need jax 0.11")
     found: Used = {}
     times = iter(1e6 * 0.9**n for n in range(1000))
-    for module in (tune, tune_traced):
-        monkeypatch.setattr(module, "by_the_clock", lambda *_: next(times))
+    monkeypatch.setattr(tune, "by_the_clock", lambda *_: next(times))
     launch = persistent._launch
 
     def noted(program: Any, config: LaunchConfig, weights: Any, arrays: Any, reverse: bool, *how: Any) -> Any:
@@ -163,7 +162,7 @@ def test_of_processes_that_tune_at_the_same_time_the_first_decides(used: Used, m
     some, theirs = batch(40), dict[str, Any]()
     before = traced(used, cavs.data.step(train, tune=0), some)
     path = tuned.own_file("NVIDIA H200")
-    few_timed = tune_traced.few_timed
+    few_timed = tune.few_timed
 
     def meanwhile(tasks: Any, target: Any, seconds: float) -> Any:
         found = few_timed(tasks, target, seconds)
@@ -171,10 +170,10 @@ def test_of_processes_that_tune_at_the_same_time_the_first_decides(used: Used, m
         path.write_text(json.dumps(theirs))
         return found
 
-    monkeypatch.setattr(tune_traced, "few_timed", meanwhile)
+    monkeypatch.setattr(tune, "few_timed", meanwhile)
     after = traced(used, cavs.data.step(train), some)
     assert own() == theirs and recorded(after) and after != before
-    monkeypatch.setattr(tune_traced, "few_timed", few_timed)
+    monkeypatch.setattr(tune, "few_timed", few_timed)
     assert traced(used, cavs.data.step(train), some) == after
 
 
@@ -182,10 +181,10 @@ def test_it_stops_when_the_time_is_up(used: Used, monkeypatch: pytest.MonkeyPatc
     """Also if a compilation never ends: what is compiled by then is timed, if the layout of today is."""
     never, some = threading.Event(), batch(40)
     step = cavs.data.step(train, tune=0)
-    tasks = tune_traced.tasks_of(tune_traced.launches_in(step._program(some).trace(PARAMS, some).jaxpr.jaxpr), some)
-    layouts = {key: tune_traced.promising(task, H200)[: tune_traced.FEW] for key, task in tasks.items()}
+    tasks = tune.tasks_of(tune.launches_in(step._program(some).trace(PARAMS, some).jaxpr.jaxpr), some)
+    layouts = {key: tune.promising(task, H200)[: tune.FEW] for key, task in tasks.items()}
     first, second = tasks
-    monkeypatch.setattr(tune_traced.os, "cpu_count", lambda: 9)
+    monkeypatch.setattr(tune.os, "cpu_count", lambda: 9)
 
     def compiled(task: Any, config: LaunchConfig) -> Callable[[], LaunchConfig]:
         return lambda: config if ends(task, config) or never.wait() else config
@@ -194,10 +193,10 @@ def test_it_stops_when_the_time_is_up(used: Used, monkeypatch: pytest.MonkeyPatc
         mine = layouts[first if task is tasks[first] else second]
         return config in mine[:2] if task is tasks[first] else config == mine[1]
 
-    monkeypatch.setattr(tune_traced, "lower", compiled)
-    monkeypatch.setattr(tune_traced, "compiled", lambda lowered: lowered())
+    monkeypatch.setattr(tune, "lower", compiled)
+    monkeypatch.setattr(tune, "compiled", lambda lowered: lowered())
     try:
-        found = tune_traced.few_timed(tasks, H200, 2.0)
+        found = tune.few_timed(tasks, H200, 2.0)
         assert {key: [timed.config for timed in some] for key, some in found.items()} == {first: layouts[first][:2]}
     finally:
         never.set()
@@ -217,7 +216,7 @@ def test_only_lack_of_memory_is_passed_over(used: Used, monkeypatch: pytest.Monk
     def fails(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError(text)
 
-    monkeypatch.setattr(tune_traced, "by_the_clock", fails)
+    monkeypatch.setattr(tune, "by_the_clock", fails)
     step, some = cavs.data.step(train), batch(40)
     if passes:
         step(PARAMS, some)
@@ -246,9 +245,7 @@ def test_the_first_batch_of_a_stack_is_timed(used: Used, devices: int | None) ->
         return params, cavs.data.total(cavs.run(F, params, sched, jnp.ones((sched.shape.vertices, 16), "float32")).sum())
 
     step = cavs.data.step(fun)
-    ((_, task),) = tune_traced.tasks_of(
-        tune_traced.launches_in(step._program(batches).trace(PARAMS, batches).jaxpr.jaxpr), batches
-    ).items()
+    ((_, task),) = tune.tasks_of(tune.launches_in(step._program(batches).trace(PARAMS, batches).jaxpr.jaxpr), batches).items()
     data = np.asarray(batches.tree.data)
     assert data.ndim == (2 if mesh is None else 3)
     np.testing.assert_array_equal(task.sched.data, data[(0,) * (data.ndim - 1)])
@@ -277,12 +274,12 @@ def test_what_is_timed_has_arguments_of_the_shapes_of_the_step(used: Used, monke
 
     some = sched, x, edges
     jaxpr = cavs.data.step(fun)._program(some).trace(params, some).jaxpr.jaxpr
-    (task,) = tune_traced.tasks_of(tune_traced.launches_in(jaxpr), some).values()
+    (task,) = tune.tasks_of(tune.launches_in(jaxpr), some).values()
     of = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)  # noqa: E731
     assert of((task.params, task.inputs, task.edges)) == of((params, x, edges))
     monkeypatch.setattr(tune, "Persistent", lambda layouts: "scan")
     monkeypatch.setattr(Target, "here", HERE)
-    got = COMPILED(LOWER(task, tune_traced.promising(task, H200)[0]))(task.given)
+    got = COMPILED(LOWER(task, tune.promising(task, H200)[0]))(task.given)
     assert np.isfinite(got["u"]).all() and got["steps"] == 0
 
 
@@ -298,8 +295,8 @@ def test_launches_that_share_the_chip_are_not_timed(used: Used) -> None:
 
     step, some = cavs.data.step(fun), (sched, cavs.schedule(cavs.from_lengths([20] * 4).reversed()), x)
     assert len(list(rules_in(step._program(some).trace(params, some).jaxpr.jaxpr, LaunchRules))) == 0
-    assert not tune_traced.launches_in(step._program(some).trace(params, some).jaxpr.jaxpr)
-    assert tune_traced.launches_in(jax.make_jaxpr(fun)(params, some).jaxpr)
+    assert not tune.launches_in(step._program(some).trace(params, some).jaxpr.jaxpr)
+    assert tune.launches_in(jax.make_jaxpr(fun)(params, some).jaxpr)
     step(params, some)
     assert not step.tuned and not own()
 
@@ -310,7 +307,7 @@ def test_a_step_searches_all_layouts(used: Used) -> None:
     assert [launch.forward for launch in found] == [True, False] and recorded(traced(used, step, some))
     for launch in found:
         times = [float(x) for x in re.findall(r"^ +([\d.]+) us  hb", launch.table(), re.M)]
-        assert times == sorted(times) and len(times) == len(launch.layouts) > tune_traced.FEW
+        assert times == sorted(times) and len(times) == len(launch.layouts) > tune.FEW
         assert launch.table().count("(used before)") == launch.table().count("(used from now on)") == 1
     with pytest.raises(ValueError, match="Step.tune: got a step without launches of engine 'persistent'"):
         cavs.data.step(lambda params, batch: (params, 0.0)).tune(PARAMS, some)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -204,7 +204,7 @@ def compare(
         return loop(probe, p, graphs, x, e, call)
 
     both = {"inputs": inputs, "delta": deltas}
-    how: Callable[..., tuple[Any, Any]] = _values_and_gradients if gradients else _values
+    how = functools.partial(_values_and_gradients, gradients=gradients)
     plain, plain_grads = how(batched(F, sched, graphs, engine), params, inputs, edges)
     got, got_grads = how(batched(probe, sched, graphs, engine), params, both, edges, "push")
     want, want_grads = how(looped, params, both, edges, "push")
@@ -275,14 +275,10 @@ def batched(F: VertexFunction, sched: Schedule, graphs: Graphs, engine: str | No
     return batch
 
 
-def _values(fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, key: str | None = None) -> tuple[PyTree, None]:
-    return fn(params, inputs, edges), None
-
-
 def _values_and_gradients(
-    fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, key: str | None = None
+    fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, key: str | None = None, *, gradients: bool
 ) -> tuple[PyTree, PyTree]:
-    """Returns the pushes, and the gradients of the weighted sum of them, or of those with a key.
+    """Returns the pushes, and the `gradients` of the weighted sum of them, or of those with a key; else `None`.
 
     The gradients are with respect to (params, inputs, edges), float0 for integers.
     """
@@ -296,5 +292,7 @@ def _values_and_gradients(
                 total = total + (jnp.real(x) * weights.astype(np.float32)).sum()
         return total, out
 
+    if not gradients:
+        return fn(params, inputs, edges), None
     grads, out = jax.grad(scalar, argnums=(0, 1, 2), has_aux=True, allow_int=True)(params, inputs, edges)
     return out, grads

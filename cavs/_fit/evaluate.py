@@ -14,8 +14,7 @@ from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.mesh_types import varying
-from cavs._step.stacks import divided, run_filled
+from cavs._step.compiled_step import over_batches
 
 Sums: TypeAlias = dict[str, float]
 ROWS = ("vertices", "graphs")
@@ -54,18 +53,8 @@ def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def call(params: PyTree, batches: PyTree) -> PyTree:
         if not isinstance(batches, Batches):
             return fun(params, batches)
-        if batches.filled is not None:
-            assert batches.count is not None
-            one = lambda params, batch: (params, fun(params, batch))  # noqa: E731
-            return run_filled(one, params, batches.tree, batches.filled, batches.count)[1]
-
-        def many(params: PyTree, tree: PyTree) -> PyTree:
-            found = jax.lax.map(lambda batch: fun(params, batch), tree) if batches.count else fun(params, tree)
-            if batches.mesh is not None and any(map(varying, jax.tree.leaves(found))):
-                raise ValueError(MSG_VARYING)
-            return found
-
-        return (many if batches.mesh is None else divided(many, batches))(params, batches.tree)
+        one = lambda params, batch: (params, fun(params, batch))  # noqa: E731
+        return over_batches(one, params, batches, different=MSG_VARYING)[1]
 
     return jax.jit(call)
 
@@ -100,7 +89,7 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
     sums, pending, compiled = {}, PendingSums(), _compiled(fun)
     for batches in loader:
         found = compiled(params, batches)
-        _check_metrics(found, isinstance(batches, Batches) and batches.count is not None)
+        _check_metrics(found, isinstance(batches, Batches))
         pending.put(found)
         sums = pending.added_to(sums, IN_FLIGHT)
     return pending.added_to(sums)
@@ -182,7 +171,7 @@ def _check_metrics(found: Any, many: bool) -> None:
 def _each(loader: Loader, batches: PyTree, found: PyTree) -> Iterator[tuple[PyTree, np.ndarray, np.ndarray]]:
     """Yields the results of each batch that the loop has just received, its graphs, and which of them are present."""
     found, epoch = jax.device_get(found), loader._planned(loader.epoch)
-    stacked = isinstance(batches, Batches) and batches.count
+    stacked = isinstance(batches, Batches)
     count = len(batches) if stacked else 1
     for i, number in enumerate(np.concatenate(epoch.order)[loader.batch - count : loader.batch].tolist()):
         graphs = epoch.planned.graphs[0][number]  # of the first data set

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from cavs._function.children import wide
 from cavs._jaxpr.mesh_types import vary
 from cavs._run.manual_axes import checked_axes
 
@@ -98,9 +99,8 @@ def _forward(
         return x.reshape(chunks, size, *x.shape[1:])
 
     kind = jnp.result_type(h, w, b)
-    # The chunks are added up in float32: bfloat16 cannot count to 257.
-    sums = [jnp.zeros(s, jnp.result_type(kind, jnp.float32)) for s in ((), *((w.shape, b.shape) if derivative else ()))]
-    sums = [vary(x, checked_axes()) for x in sums]
+    shapes = ((), w.shape, b.shape) if derivative else ((),)
+    sums = [vary(wide(jnp.zeros(shape, kind)), checked_axes()) for shape in shapes]
     if chunks == 1:
         sums, outs = one(sums, (h, labels, weight))
     else:

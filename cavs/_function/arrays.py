@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from cavs._graphs.pytree import PyTree
@@ -49,3 +50,29 @@ def as_array(x: ArrayLike | Sequence[int], where: str) -> jax.Array:
 def as_indices(x: jax.Array) -> jax.Array:
     """Returns integers of 8 and 16 bits as int32: to index with them, JAX adds the size of the axis, which may overflow."""
     return x.astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4 else x
+
+
+MSG_BITS = (
+    "dtype {} with values from {} to {}; expected values that fit {}, as JAX has 32 bits. Write "
+    "jax.config.update('jax_enable_x64', True) for 64."
+)
+
+
+def beyond_32_bits(x: object) -> str | None:
+    """Says which values of a NumPy array or a float would become others on a device, for an error; `None` if none would."""
+    if not isinstance(x, np.ndarray | np.generic | float):
+        return None
+    x = np.asarray(x)
+    if x.dtype.itemsize < 8 or x.dtype.kind not in "iuf" or not x.size:
+        return None
+    if jax.config.jax_enable_x64:  # type: ignore
+        return None
+    if x.dtype.kind == "f":
+        limits = np.finfo(np.float32)
+        finite = x if max(x.max(), -x.min()) <= limits.max else x[np.isfinite(x)]
+    else:
+        limits = np.iinfo(np.int32 if x.dtype.kind == "i" else np.uint32)
+        finite = x
+    if not finite.size or limits.min <= finite.min() and finite.max() <= limits.max:
+        return None
+    return MSG_BITS.format(x.dtype, finite.min(), finite.max(), limits.dtype)

@@ -1,6 +1,7 @@
 """Readers of graphs, one file per format. To add a format, add a file and a line in `BY_SUFFIX`."""
 
 import os
+import pathlib
 from collections.abc import Sequence
 
 from cavs._graphs.graphs import Graphs
@@ -59,3 +60,26 @@ def read(path: Path | Sequence[Path]) -> Graphs:
             "read_netlist or load_npz."
         )
     return BY_SUFFIX[suffix](path)
+
+
+_FOLDER = pathlib.Path(__file__).parent.parent / "data"
+
+
+def example(name: str) -> str:
+    """Returns the path of a sample file that comes with cavs, for [`cavs.read`][].
+
+    ```python
+    train = cavs.read(cavs.data.example("reviews.train"))             # 439 trees of short reviews, rated from 0 to 4
+    dev = cavs.read(cavs.data.example("reviews.dev")).with_vocab(train.vocab)
+    ```
+
+    Args:
+        name: "reviews.train" or "reviews.dev".
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    names = sorted(path.stem for path in _FOLDER.glob("*.txt"))
+    if name not in names:
+        raise ValueError(f"example: name: got {name!r}; expected one of {', '.join(map(repr, names))}.")
+    return str(_FOLDER / f"{name}.txt")

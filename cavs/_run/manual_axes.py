@@ -7,22 +7,22 @@ are made to vary first, and so are all results. The transpose of that is the sum
 parameters need. A sweep stays one equation (`_jaxpr.ruled.sealed`), because JAX checks again what it traces again.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.mesh_types import is_checked, vary
 from cavs._jaxpr.ruled import sealed
 from cavs._jaxpr.tunable import tunable, tuned
-from cavs._stages.cotangents import instantiated
+from cavs._stages.cotangents import differentiated, instantiated, with_differentiated
 
-Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, integers of the schedule, inputs, select) -> pushes
+Call: TypeAlias = Callable[..., list[jax.Array]]  # from params, integers of the schedule, inputs, ... to pushes
 
 
 def devices() -> tuple[tuple[str, ...], int]:
@@ -48,34 +48,20 @@ def _across(call: Call, axes: tuple[str, ...]) -> Call:
     """Returns `call` for use inside a `shard_map` over these axes."""
 
     def forward(which: PyTree, *values: PyTree) -> PyTree:
-        def saving(params: PyTree, data: PyTree, inputs: PyTree, select: PyTree) -> PyTree:
-            given = params, inputs
-
-            def of(varied: list[dict[int, jax.Array]]) -> list[jax.Array]:
-                params, inputs = ([own.get(i, x) for i, x in enumerate(xs)] for own, xs in zip(varied, given, strict=True))
-                return call(params, data, inputs, select)
-
-            flags = zip(given, which[::2], strict=True)
-            outs, pull = jax.vjp(of, [{i: xs[i] for i, is_varied in enumerate(own) if is_varied} for xs, own in flags])
-            return outs, jax.tree_util.Partial(functools.partial(_listed, tuple(map(len, given))), pull)
+        def saving(*values: PyTree) -> PyTree:
+            return jax.vjp(lambda by: call(*with_differentiated(values, by)), differentiated(values, which))
 
         return sealed(saving)(*values)
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
-        every = dict(enumerate(instantiated(cts)))
-        floats = {i: vary(jnp.asarray(ct), axes) for i, ct in every.items() if ct.dtype != jax.dtypes.float0}
-        others = {i: ct for i, ct in every.items() if i not in floats}
+        cts = instantiated(cts)
+        floats = [None if ct.dtype == jax.dtypes.float0 else vary(jnp.asarray(ct), axes) for ct in cts]
+        nothing = [np.zeros(ct.shape, jax.dtypes.float0) for ct in cts]
 
-        def pulled(pull: Callable[[PyTree], PyTree], floats: dict[int, jax.Array]) -> PyTree:
-            return pull([ct for _, ct in sorted((floats | others).items())])
+        def pulled(pull: Callable[[PyTree], PyTree], floats: PyTree) -> PyTree:
+            return pull(with_differentiated(nothing, floats))[0]
 
-        by_params, by_inputs = sealed(pulled)(pull, floats)
-        return by_params, None, by_inputs, None
+        return sealed(pulled)(pull, floats)
 
     function = reverse_differentiable(sealed(call), forward, backward, "run", once=True)
     return lambda *args: function(*jax.tree.map(lambda x: vary(x, axes), args))
-
-
-def _listed(lengths: tuple[int, ...], pull: Callable[[PyTree], PyTree], cts: PyTree) -> list[list[jax.Array | None]]:
-    """Lists the cotangents that `pull` returns by number, with `None` for the others."""
-    return [[own.get(i) for i in range(n)] for n, own in zip(lengths, pull(cts)[0], strict=True)]

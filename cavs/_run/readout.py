@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from cavs._function.children import wide
 from cavs._function.evaluate import column
 from cavs._function.gather_all import REDUCERS
 from cavs._graphs.pytree import PyTree
@@ -64,17 +65,15 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         return values
     graph = jnp.asarray(sched.graph)[: rows.pop()]
 
-    def total(x: jax.Array) -> jax.Array:  # padding is of graph G, which is dropped; bfloat16 cannot count to 257
-        wide = jax.eval_shape(jnp.sum, x).dtype  # int32 for int8
-        wide = jnp.result_type(wide, jnp.float32) if jnp.issubdtype(wide, jnp.inexact) else wide
-        return jax.ops.segment_sum(x.astype(wide), graph, graphs, indices_are_sorted=True)
+    def total(x: jax.Array) -> jax.Array:  # padding is of graph G, which is dropped
+        terms = wide(x.astype(jax.eval_shape(jnp.sum, x).dtype))  # int32 for int8, uint32 for uint8
+        return jax.ops.segment_sum(terms, graph, graphs, indices_are_sorted=True)
 
     def like(found: jax.Array, x: jax.Array) -> jax.Array:
         return found.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else found
 
     def top(x: jax.Array) -> jax.Array:  # the derivative counts the vertices that share a maximum
-        found = x.astype(jnp.result_type(x, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-        return jax.ops.segment_max(found, graph, graphs, indices_are_sorted=True).astype(x.dtype)
+        return jax.ops.segment_max(wide(x), graph, graphs, indices_are_sorted=True).astype(x.dtype)
 
     if reduce == "max":
         return jax.tree.map(top, values)

@@ -6,7 +6,7 @@ whole batch does, and every segment has one shape: the loop's bodies are compile
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -30,11 +30,10 @@ from cavs._run.forward import Given
 from cavs._run.manual_axes import across_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import Cotangent, Floats, instantiated, mask_rows
+from cavs._stages.cotangents import Cotangent, differentiated, instantiated, mask_rows, with_differentiated
 
 Arrays: TypeAlias = list[jax.Array]
 Run: TypeAlias = Callable[..., PyTree]  # `_run.run.run_with_options`
-_Varied: TypeAlias = tuple[tuple[int, ...], ...]  # the leaves of params, of inputs and of edges that are differentiated
 
 
 class _Loop(NamedTuple):
@@ -72,22 +71,16 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
         )
     engine = ENGINES["scan"] if user_engine is None and not call.job.target.is_cpu else user_engine
     (params, inputs, edges), trees = zip(*map(jax.tree.flatten, (call.params, call.inputs, call.edges)), strict=True)
-    count = len(inputs)
     function = _with_given(plan, call.job.kinds, shape.shape.kinds, tuple(plan.function.state_avals(call.params, call.inputs)))
     few = call.select if call.select is None or call.select.shape[0] < shape.shape.vertices else None
 
     def call_of(options: MemoryOptions) -> tuple[Callable[..., Arrays], str]:
         one = functools.partial(run, engine=engine, options=options)
         loop = _Loop(function, one, trees, shape, plan.state_avals, plan.push_avals)
-        differentiable = _differentiable(loop, sched.shape.vertices)
-
-        def whole(params: Arrays, segments: SegmentArrays, rows: Arrays, select: jax.Array | None) -> Arrays:
-            return differentiable(params, rows[:count], rows[count:], segments, select)
-
-        return whole, ""  # the calls inside name the engine
+        return _differentiable(loop, sched.shape.vertices), ""  # the calls inside name the engine
 
     whole = across_axes(tunable(call_of, call.job.options, plan.names))
-    outs = whole(params, jax.tree.map(jnp.asarray, sched.segments), [*inputs, *edges], few)
+    outs = whole(params, inputs, edges, jax.tree.map(jnp.asarray, sched.segments), few)
     return outs if few is call.select else [x.at[call.select].get(mode="clip") for x in outs]
 
 
@@ -196,39 +189,34 @@ def _forward(loop: _Loop, vertices: int, given: Given, segments: SegmentArrays) 
 
 
 def _backward(
-    loop: _Loop, varied: _Varied, given: Given, segments: SegmentArrays, frontiers: Arrays, cts: list[Cotangent]
-) -> tuple[Floats, Floats, Floats]:
+    loop: _Loop, varied: Sequence[PyTree], given: Given, segments: SegmentArrays, frontiers: Arrays, cts: list[Cotangent]
+) -> list[PyTree]:
     """Returns the cotangents of the params, inputs and edges in `varied`. Each segment runs again, the last one first."""
     pushed = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
+    first = [x[0] for x in frontiers]
+    states = [is_float(x) for x in first]
 
-    def step(carry: tuple[Floats, ...], xs: tuple[_Step, Arrays]) -> tuple[tuple[Floats, ...], None]:
+    def step(carry: tuple[PyTree, ...], xs: tuple[_Step, Arrays]) -> tuple[tuple[PyTree, ...], None]:
         (of, frontier), (above, by_params, by_inputs, by_edges) = xs, carry
         chosen = _chosen(loop, of, segments, given.select)
         args = frontier, *_rows(given, of)[:3]
-        by_args = [{i: xs[i] for i in own} for own, xs in zip((above, *varied), args, strict=True)]
 
-        def floats(changed: tuple[Floats, ...]) -> tuple[Floats, Arrays]:
-            full = [[own.get(i, x) for i, x in enumerate(xs)] for own, xs in zip(changed, args, strict=True)]
-            found, outs = _segment(loop, of, chosen.index, full[0], Given(full[1], full[2], full[3], None))
-            return {i: found[i] for i in above}, [outs[i] for i in pushed]
+        def floats(by: tuple[PyTree, ...]) -> tuple[PyTree, Arrays]:
+            below, params, inputs, edges = with_differentiated(args, by)
+            found, outs = _segment(loop, of, chosen.index, below, Given(params, inputs, edges, None))
+            return differentiated(found, states), [outs[i] for i in pushed]
 
-        _, pull = jax.vjp(floats, tuple(by_args))
+        _, pull = jax.vjp(floats, differentiated(args, (states, *varied)))
         ((below, ct_params, ct_rows, ct_edges),) = pull((above, chosen.cotangents([jnp.asarray(cts[i]) for i in pushed])))
-        by_params = {i: by_params[i] + ct for i, ct in ct_params.items()}
+        by_params = jax.tree.map(jnp.add, by_params, ct_params)
         # Every vertex and every edge belongs to one segment.
-        by_inputs = {i: by_inputs[i].at[of.vertex].set(ct, mode="drop") for i, ct in ct_rows.items()}
-        by_edges = {i: by_edges[i].at[of.edge].set(ct, mode="drop") for i, ct in ct_edges.items()}
+        by_inputs = jax.tree.map(lambda x, ct: x.at[of.vertex].set(ct, mode="drop"), by_inputs, ct_rows)
+        by_edges = jax.tree.map(lambda x, ct: x.at[of.edge].set(ct, mode="drop"), by_edges, ct_edges)
         return (below, by_params, by_inputs, by_edges), None
 
-    first = [x[0] for x in frontiers]
-    of_first = tuple(i for i, x in enumerate(first) if is_float(x))
-    zeros = tuple(
-        {i: jnp.zeros(xs[i].shape, xs[i].dtype) for i in own}
-        for own, xs in zip((of_first, *varied), (first, *given[:3]), strict=True)
-    )
+    zeros = jax.tree.map(jnp.zeros_like, differentiated((first, *given[:3]), (states, *varied)))
     (_, *found), _ = lax.scan(step, zeros, (_steps(segments), frontiers), reverse=True)
-    by_params, by_inputs, by_edges = found
-    return by_params, by_inputs, by_edges
+    return found
 
 
 def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
@@ -241,11 +229,9 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
         params, inputs, edges, segments, select = values
         given = Given(params, inputs, edges, select)
         outs, frontiers = _forward(loop, vertices, given, segments)
-        varied = tuple(tuple(i for i, is_varied in enumerate(own) if is_varied) for own in which[:3])
-        return outs, jax.tree_util.Partial(functools.partial(_backward, loop, varied), given, segments, frontiers)
+        return outs, jax.tree_util.Partial(functools.partial(_backward, loop, which[:3]), given, segments, frontiers)
 
     def backward(pull: Callable[..., Any], cts: list[Cotangent]) -> tuple[Any, ...]:
-        of = zip(pull(instantiated(cts)), pull.args[0][:3], strict=True)
-        return *([own.get(i) for i in range(len(xs))] for own, xs in of), None, None
+        return *pull(instantiated(cts)), None, None
 
     return reverse_differentiable(whole, forward, always_compiled(backward), "run", once=True)

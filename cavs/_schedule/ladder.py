@@ -40,15 +40,7 @@ def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tu
     steps = np.geomspace(min(np.quantile(singles, 0.25), top), top, count) if count > 1 else [top]
     found = [sample[total <= step].max(0) for step in steps[:-1] if (total <= step).any()]
     shapes = [shape_for(graphs, names, each, most_graphs, options) for each in (*found, largest)]
-    shapes = [s if s.vertices > s.graphs else _with_more_leaves(s) for s in shapes]
     return tuple(sorted(dict.fromkeys(shapes), key=lambda s: s.vertices))
-
-
-def _with_more_leaves(shape: Shape) -> Shape:
-    """Returns the same shape with more vertices than graphs, so that arrays of the two lengths differ."""
-    more = shape.graphs
-    leaves = (shape.leaves[0] + more, *shape.leaves[1:])
-    return shape._replace(leaves=leaves, vertices=shape.vertices + more)
 
 
 def schedule_into(graphs: Graphs, shapes: Sequence[Shape]) -> Schedule | None:

@@ -15,11 +15,10 @@ from matplotlib.ticker import MaxNLocator
 
 from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
-from cavs._graphs.draw import name_of
+from cavs._graphs.draw import layout_of_batch, name_of
 from cavs._graphs.graphs import Graphs
-from cavs._graphs.layout import layout_of_batch
 from cavs._readers.files import check_path
-from cavs._schedule.padding import task_table
+from cavs._schedule.schedule import task_table
 
 if TYPE_CHECKING:
     from cavs._schedule.schedule import Schedule

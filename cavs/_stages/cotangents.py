@@ -10,6 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.evaluate import column
 from cavs._function.raw_keys import Shaped
+from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._stages.tensors import Index, get_rows
 from cavs.kernels import Target
@@ -28,6 +29,17 @@ def zero_cotangent(x: Shaped) -> Cotangent:
 def instantiated(cts: Sequence[Cotangent | SymbolicZero]) -> list[Cotangent]:
     """Returns the cotangents with arrays in place of symbolic zeros."""
     return [zero_cotangent(jax.ShapeDtypeStruct(x.shape, x.dtype)) if isinstance(x, SymbolicZero) else x for x in cts]
+
+
+def differentiated(tree: PyTree, varied: PyTree) -> PyTree:
+    """Returns a tree with `None` in place of the leaves that are not differentiated; `varied` has bools as leaves."""
+    return jax.tree.map(lambda is_varied, x: x if is_varied else None, varied, tree)
+
+
+def with_differentiated(tree: PyTree, by: PyTree) -> PyTree:
+    """Returns a tree with the leaves of `by` where it has any: `by` is like the result of `differentiated`."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef.unflatten([x if y is None else y for x, y in zip(leaves, treedef.flatten_up_to(by), strict=True)])
 
 
 def floats(cts: list[Cotangent]) -> Floats:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cavs._function.children import wide
 from cavs._function.evaluate import pad_rows
 from cavs._function.products import sum_of_rows
 from cavs._graphs.pytree import PyTree
@@ -40,6 +41,10 @@ class _Part(NamedTuple):
     def float_results(self, cts: PyTree) -> list[jax.Array]:
         """Returns the cotangents of the results that are floats."""
         return [ct for ct, x in zip(jax.tree.leaves(cts), self.derivative.outs, strict=True) if is_float(x)]
+
+    def with_zeros(self, cts: dict[int, jax.Array], shapes: list[jax.ShapeDtypeStruct]) -> tuple[PyTree, ...]:
+        """Returns the cotangents of all arguments, of these shapes, with zeros where `cts` has none."""
+        return self.tree.unflatten([cts[i] if i in cts else zero_cotangent(x) for i, x in enumerate(shapes)])
 
 
 def with_vjp(
@@ -157,8 +162,7 @@ def _traced(
 
 def _pull_back(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
     """Returns the cotangents of the arguments."""
-    found = _cotangents(part, cut, alive, part.float_results(cts))
-    return part.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(part.shapes)])
+    return part.with_zeros(_cotangents(part, cut, alive, part.float_results(cts)), part.shapes)
 
 
 def _pull_back_in_blocks(
@@ -174,11 +178,11 @@ def _pull_back_in_blocks(
         return {i: total + found[i] for i, total in totals.items()}, {i: x for i, x in found.items() if i not in totals}
 
     like = {i: part.shapes[i] for i in part.places if i < num_args}
-    zeros = {i: jnp.zeros(x.shape, jnp.result_type(x.dtype, jnp.float32)) for i, x in like.items()}  # bfloat16 counts to 256
+    zeros = {i: wide(jnp.zeros(x.shape, x.dtype)) for i, x in like.items()}
     totals, gathered = lax.scan(backward, zeros, (blocks, cut, cts))
     found = {i: x.astype(like[i].dtype) for i, x in totals.items()} | {i: joined(x)[:rows] for i, x in gathered.items()}
     shapes = [*part.shapes[:num_args], *(jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in part.shapes[num_args:])]
-    return part.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(shapes)])
+    return part.with_zeros(found, shapes)
 
 
 def _summed(eqn: Eqn, args: list[Any]) -> list[jax.Array]:

@@ -21,7 +21,7 @@ slack at both ends.
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,19 +30,11 @@ from jax import lax
 
 from cavs._function.domains import EDGE, Domain
 from cavs._function.evaluate import column, pad_rows
+from cavs._function.raw_keys import Shaped, from_stored, key_impl, stored_aval
 from cavs._jaxpr.hold_back import late_zero
 from cavs._schedule.schedule import Schedule
 
 Index: TypeAlias = int | jax.Array  # of a row or an edge; a scalar
-
-
-class _Aval(Protocol):
-    """A shape and a dtype."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> jnp.dtype: ...
 
 
 def repeated(x: jax.Array, real: jax.Array | np.ndarray, first: jax.Array | None = None) -> jax.Array:
@@ -74,8 +66,8 @@ class Zeros:
         self._next += 1
         zero = late_zero([self._data[self._next % self._data.shape[0]], *self._late])
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            stored = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
-            return jax.random.wrap_key_data(self(stored.shape, stored.dtype), impl=dtype._impl.name)  # type: ignore[attr-defined]
+            stored = stored_aval(like := jax.ShapeDtypeStruct(shape, dtype))
+            return from_stored(self(stored.shape, stored.dtype), key_impl(like))
         return jnp.broadcast_to(zero.astype(dtype), shape)
 
 
@@ -132,7 +124,7 @@ class Rows(NamedTuple):
         """Returns `padded(x)`, or `padded_edges(x)` if `x` has a row for each edge."""
         return self.padded_edges(x) if domain == EDGE else self.padded(x)
 
-    def tensor(self, zeros: Zeros, aval: _Aval, edge: bool = False) -> jax.Array:
+    def tensor(self, zeros: Zeros, aval: Shaped, edge: bool = False) -> jax.Array:
         """Returns a dynamic tensor of zeros for values like `aval` at these rows, or with `edge` at their edges."""
         n = self.edges + 2 * self.edge_pad if edge else self.size + 2 * self.pad
         return zeros((n, *aval.shape), aval.dtype)

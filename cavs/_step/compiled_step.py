@@ -1,32 +1,94 @@
 """`Step`: a compiled training step. One dispatch runs the batches that a loader yields together, on one device or many."""
 
+import atexit
+import contextlib
 import functools
+import queue
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.extend import core as jex
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cavs._feed.batches import Batches
+from cavs._feed.batches import Batches, struct_of
 from cavs._feed.loader import Loader
-from cavs._function.arrays import as_arrays
+from cavs._function.arrays import as_arrays, beyond_32_bits
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.mesh_types import varying
-from cavs._run.tune import Tuned, tune_tasks
-from cavs._run.tune_traced import launches_in, settle, tasks_of, unable
+from cavs._run.tune import Tuned, launches_in, settle, tasks_of, tune_tasks, unable
 from cavs._schedule.schedule import Schedule
-from cavs._step.background import Background
-from cavs._step.concurrent_jit import Concurrent, in_turn, shapes_of
-from cavs._step.donated_state import DonatedState
+from cavs._step.concurrent_jit import Concurrent, in_turn, options_of, shapes_of
 from cavs._step.host_memory import keeps_much, return_unused
-from cavs._step.stacks import OneStep, divided, run_filled
-from cavs._step.xla_options import options_of
 from cavs.kernels import Target
+
+OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+
+
+def over_batches(fun: OneStep, state: PyTree, batches: Batches, *, different: str, unroll: int = 1) -> tuple[PyTree, PyTree]:
+    """Runs `fun(state, batch)` over batches, one after another. Returns the state, and the metrics with an axis of batches.
+
+    `different`: the text of the error if the state or the metrics (`what`) differ between the devices of a mesh. `unroll`: as
+    in `lax.scan`.
+    """
+    if batches.filled is not None:
+        assert batches.count is not None
+        return _run_filled(fun, state, batches.tree, batches.filled, batches.count)
+
+    def many(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+        if batches.count is not None:
+            return lax.scan(fun, state, tree, unroll=unroll)
+        state, metrics = fun(state, tree)
+        return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
+
+    return many(state, batches.tree) if batches.mesh is None else _divided(many, state, batches, different)
+
+
+def _run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
+    """Runs `fun` over the first `filled` batches of a stack of `length` batches. Metrics of the others are zeros."""
+
+    def at(i: jax.Array) -> PyTree:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), stack)
+
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
+    trace = jax.make_jaxpr(fun, return_shape=True)
+    closed, shapes = trace(state, like)  # traced once, for its shapes and for the loop
+    if any(x.dtype != new.dtype for x, new in zip(jax.tree.leaves(state), jax.tree.leaves(shapes[0]), strict=True)):
+        # A Python number, which takes the type that the function gives it, as in `lax.scan`.
+        state = jax.tree.map(lambda x, new: x if x.dtype == new.dtype else x.astype(new.dtype), state, shapes[0])
+        closed, shapes = trace(state, like)
+    run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
+    none = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
+
+    def one(i: jax.Array, done: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, metrics = jax.tree.unflatten(treedef, run(*jax.tree.leaves((done[0], at(i)))))
+        return state, jax.tree.map(lambda into, x: lax.dynamic_update_index_in_dim(into, x, i, 0), done[1], metrics)
+
+    return lax.fori_loop(0, filled, one, (state, none))
+
+
+def _divided(fun: OneStep, state: PyTree, batches: Batches, different: str) -> tuple[PyTree, PyTree]:
+    """Runs `fun` on each device of the mesh of `batches`, with the part of `batches.tree` of that device."""
+    assert batches.mesh is not None
+    (axis,) = batches.mesh.axis_names
+    before = 0 if batches.count is None else 1
+
+    def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+        out = fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree))
+        for what, part in zip(("state", "metrics"), out, strict=True):
+            if any(map(varying, jax.tree.leaves(part))):
+                raise ValueError(different.format(what=what))
+        return out
+
+    spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
+    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)(state, batches.tree)
+
 
 UNROLL = 4  # training steps in one CUDA graph
 State = TypeVar("State")
@@ -39,6 +101,10 @@ MSG_VARYING = (
 MSG_NO_LAUNCHES = (
     "Step.tune: got a step without launches of engine 'persistent'; expected one, to time its layouts. cavs.explain(F) tells "
     "which engine runs, and why."
+)
+MSG_LEAF = (
+    "step: state: got a leaf {} that is {}; expected arrays and numbers ({}). Keep functions and other static parts out of the "
+    "state, as equinox.partition does."
 )
 MSG_DELETED = (
     "step: state: got arrays whose memory an earlier step has reused, as a step updates its state in place; expected the state "
@@ -157,23 +223,12 @@ class Step(Generic[State, Metrics]):
         return f"Step({getattr(self, '__name__', 'function')}, {counted(self.compilations, 'program')}{now})"
 
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
-        fun, args = self._fun, (batches,)
-        if isinstance(batches, Batches) and batches.filled is not None:
-            assert batches.count is not None
-            fun, args = functools.partial(run_filled, fun, length=batches.count), (batches.tree, batches.filled)
-        elif isinstance(batches, Batches):
-            fun, args = functools.partial(self._many, stacked=batches.count is not None), (batches.tree,)
-            if batches.mesh is not None:
-                fun = divided(_same_everywhere(fun), batches)
-        # XLA for GPUs runs independent kernels at the same time, but launches of engine `persistent` need the whole chip.
-        return (in_turn(fun) if self._target.is_gpu else fun)(state, *args)
-
-    def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
-        if stacked:
+        fun = self._fun
+        if isinstance(batches, Batches):
             unroll = (UNROLL if self._target.is_gpu else 1) if self._unroll is None else self._unroll
-            return lax.scan(self._fun, state, tree, unroll=unroll)
-        state, metrics = self._fun(state, tree)
-        return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
+            fun = functools.partial(over_batches, fun, different=MSG_VARYING, unroll=unroll)
+        # XLA for GPUs runs independent kernels at the same time, but launches of engine `persistent` need the whole chip.
+        return (in_turn(fun) if self._target.is_gpu else fun)(state, batches)
 
     def compile_ahead(self, state: PyTree, examples: Sequence[PyTree]) -> None:
         """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
@@ -184,7 +239,7 @@ class Step(Generic[State, Metrics]):
             state: the state, or `jax.ShapeDtypeStruct`s.
             examples: batches of the shapes to come, or `jax.ShapeDtypeStruct`s.
         """
-        like = jax.tree.map(_struct, state)
+        like = jax.tree.map(struct_of, state)
         todo = {key: x for x in examples if (key := shapes_of(x)) not in self._known and key not in self.background}
 
         def lowered(batches: PyTree) -> Callable[[], None]:
@@ -240,19 +295,6 @@ def checked(fun: Any) -> Any:
     return one
 
 
-def _same_everywhere(fun: OneStep) -> OneStep:
-    """Returns `fun`, which runs on each device of a mesh, with a check that its results do not differ between devices."""
-
-    def one(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
-        out = fun(state, tree)
-        for what, part in zip(("state", "metrics"), out, strict=True):
-            if any(varying(x) for x in jax.tree.leaves(part)):
-                raise ValueError(MSG_VARYING.format(what=what))
-        return out
-
-    return one
-
-
 def _check(state: PyTree, batches: PyTree) -> None:
     """Raises `TypeError` if the arguments of a step are swapped, or the loader itself."""
     if isinstance(state, Batches | Schedule):
@@ -271,8 +313,134 @@ def _mesh(batches: PyTree) -> Mesh | None:
     return batches.mesh if isinstance(batches, Batches) else None
 
 
-def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    weak = getattr(x, "weak_type", False)  # keys of jax.random have no such attribute
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=x.sharding if x.committed else None)
+# --- programs that threads compile, while the caller does something else ---
+
+# Called with (k, n) when XLA begins with the k-th of n programs, and with `None` when it has done all.
+Watch: TypeAlias = Callable[[tuple[int, int] | None], None]
+
+
+class Background:
+    """Compilations, one after another. While XLA compiles a program, the next one is traced and lowered."""
+
+    def __init__(self) -> None:
+        # Locked until the program is compiled. Not `threading.Event`s: if Ctrl-C interrupts one, its lock may stay locked.
+        self._compiling: dict[Hashable, threading.Lock] = {}
+        self._stop = False
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._compiling
+
+    def start(self, work: dict[Hashable, Callable[[], Callable[[], Any]]], watch: Watch, count: int) -> None:
+        """Starts the threads, which end after the last of `work`.
+
+        `work`: for each program, by its name, a function that lowers it and returns the one that compiles it. `watch`: see
+        `Watch`. `count`: the number of programs, including those that are compiled already.
+        """
+        locks = {key: threading.Lock() for key in work}
+        for lock in locks.values():
+            lock.acquire()
+        self._compiling |= locks
+        ready: queue.Queue[tuple[int, Hashable, Callable[[], Any] | None]] = queue.Queue(1)
+
+        def lower_all() -> None:
+            for number, (key, lower) in enumerate(work.items(), count - len(work) + 1):
+                compile_it = None
+                with contextlib.suppress(Exception):  # the call of the program raises the error, too
+                    compile_it = None if self._stop else lower()
+                ready.put((number, key, compile_it))
+
+        def compile_all() -> None:
+            for _ in work:
+                number, key, compile_it = ready.get()
+                with contextlib.suppress(Exception):  # as above
+                    if compile_it and not self._stop:
+                        watch((number, count))
+                        compile_it()
+                if number == count:
+                    watch(None)
+                locks[key].release()
+
+        # Both start now: an interpreter that is about to end starts no threads.
+        threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((lower_all, "cavs-compile"), (compile_all, "cavs-xla"))
+        ]
+
+        def end() -> None:  # an interpreter that ends in the middle of a compilation may crash
+            self._stop = True
+            for thread in threads:
+                thread.join()
+
+        atexit.register(end)
+        watch((count - len(work) + 1, count))
+        for thread in threads:
+            thread.start()
+
+    def wait(self, key: Hashable) -> None:
+        """Waits for a compilation that was started."""
+        if key in self._compiling:
+            with self._compiling[key]:
+                pass
+
+    def wait_for_all(self) -> None:
+        """Waits for all compilations that were started."""
+        for key in [*self._compiling]:
+            self.wait(key)
+
+
+# --- the state, in arrays that a step may overwrite ---
+
+
+class DonatedState:
+    """The arrays that a step returned. Only these may be overwritten: others are copied first, so the caller's stay valid.
+
+    `donate`: whether the step overwrites its state.
+    """
+
+    def __init__(self, donate: bool):
+        self._donate = donate
+        self._last: PyTree = None  # keeps the arrays, so that no other one gets the same id
+        self._mine: frozenset[int] = frozenset()
+        self._mesh: Mesh | None = None
+
+    def returned(self, state: PyTree, mesh: Mesh | None) -> None:
+        """Notes the state that the step returned."""
+        self._last, self._mine, self._mesh = state, frozenset(map(id, jax.tree.leaves(state))), mesh
+
+    def of(self, state: PyTree, mesh: Mesh | None) -> PyTree:
+        """Returns a state on the devices of a mesh, or on one device, in arrays that may be overwritten.
+
+        Raises:
+            TypeError: a leaf is neither an array nor a number.
+            ValueError, OverflowError: a number does not fit JAX's 32 bits.
+        """
+        same = mesh == self._mesh
+        if same and state is self._last:
+            return state
+        where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+        def writable(path: Any, x: Any) -> Any:
+            if same and id(x) in self._mine and isinstance(x, jax.Array):
+                return x
+            if text := beyond_32_bits(x):
+                raise ValueError(f"step: state: got a leaf {jax.tree_util.keystr(path)} of {text}")
+            try:
+                return self._copied(x, where)
+            except (TypeError, OverflowError) as error:
+                kind = OverflowError if isinstance(error, OverflowError) else TypeError
+                raise kind(MSG_LEAF.format(jax.tree_util.keystr(path), f"{x!r:.80}", error)) from error
+
+        return jax.tree_util.tree_map_with_path(writable, state)
+
+    def _copied(self, x: Any, where: NamedSharding | None) -> jax.Array:
+        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(self._copied(jax.random.key_data(x), where), impl=jax.random.key_impl(x))
+        if where is not None:
+            if isinstance(x, jax.Array) and x.sharding == where:
+                return x.copy() if self._donate else x
+            return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), where)  # Python numbers stay weakly typed
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
+            x = np.asarray(x)  # of a mesh, to one device
+        if isinstance(x, jax.Array) and not self._donate:
+            return x
+        return jax.device_put(x, may_alias=False) if isinstance(x, jax.Array | np.ndarray) else jnp.array(x)

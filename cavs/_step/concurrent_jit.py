@@ -6,7 +6,9 @@ one after another is mostly idle. As branches of a CUDA graph they overlap. On o
 
 XLA knows which kernels are independent. It does not know that two launches must not run at the same time: the thread blocks
 of a launch wait for each other, so all of them must be on the chip. The step is therefore traced, and each launch is made to
-depend on the launch before it, or on the pair of launches before it that share the chip (`_step.pairs`).
+depend on the launch before it, or on the pair of launches before it that share the chip: two successive ones that do not depend
+on each other run on half of the multiprocessors each (`_engines.persistent.launch_calls`), such as the two directions of a
+BiLSTM, or the encoders of two inputs.
 """
 
 import contextlib
@@ -14,27 +16,57 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from cavs._engines.persistent.launch_calls import Half, is_mark
+from cavs._engines.persistent.launch_calls import Half, LaunchRules, is_mark
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind
-from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, is_var, opened, scan_parts
+from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
+from cavs._jaxpr.ruled import ruled_p
 from cavs._run.manual_axes import checked_axes, devices
-from cavs._step.pairs import halves_of, has_launches, is_launch, rules_of
-from cavs._step.xla_options import BESIDE, LOOPS_IN_GRAPHS, ON_CPU
 from cavs.kernels import Target, begin_p, end_p
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
+
+# --- options of XLA, and what each was measured to gain ---
+
+# On GPUs, independent kernels run at the same time.
+BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+# Loops are part of the CUDA graph, too. Otherwise the host starts each iteration of engine `scan` and waits for its end: on one
+# H200 (2026-11-24), a Tree-LSTM step of engine `scan` at hidden 512 and batch 64 takes 1.26 ms, and 1.96 ms without this. With
+# launches of engine `persistent` it is slower: 0.42 instead of 0.30 ms (batch 1: 0.24 and 0.10). The list replaces that of XLA.
+_IN_GRAPHS = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION", "CONDITIONAL", "WHILE")
+LOOPS_IN_GRAPHS = {"xla_gpu_enable_command_buffer": ",".join(_IN_GRAPHS)}
+# On a CPU, a quarter of the time that XLA takes to compile engine `scan` are the higher levels of LLVM's optimisation, from
+# which no program that was measured gains: a step of a Tree-LSTM, hidden 64, batch 64, compiles in 2.5 s instead of 3.4 and
+# takes 8.7 ms instead of 9.4; LSTM, GRU, Child-Sum Tree-LSTM and DAGNN take 0.93 to 1.003 times as long (2 cores, 2026-11-25).
+# A level in XLA_FLAGS is the user's choice.
+ON_CPU = {"xla_backend_optimization_level": 1}
+
+# How XLA and NCCL sum the gradients of several GPUs of one host. Two NVIDIA H100s, 2026-11-25, a training step of a Tree-LSTM
+# with 64 trees per GPU. At hidden 512 (7.4 MB of gradients) it takes 0.513 ms without these options, 0.514 if gradients are
+# not joined, 0.489 with symmetric buffers, and 0.468 with both. At hidden 1024 (29 MB) it takes 1.114 ms without them, 1.093
+# with both, and 1.059 if gradients are summed in parts of at most 17 MB, one of which then overlaps with the products of the
+# others. At hidden 512, two parts instead of one are slower (0.498).
+_OPTIONS: dict[str, Any] = {
+    # Each GPU loads and stores the memory of the others. NCCL registers the buffers once, and falls back to its usual kernels
+    # on machines where it cannot.
+    "xla_gpu_experimental_enable_nccl_symmetric_buffers": True,
+    # Otherwise XLA copies all gradients into one array before they are summed, and back afterwards.
+    "xla_disable_hlo_passes": "all-reduce-contiguous",
+    "xla_gpu_all_reduce_combine_threshold_bytes": 17_000_000,
+    # XLA's own kernels, for single arrays of at most 4 MB, do not overlap with anything.
+    "xla_gpu_experimental_use_collective_kernels": "",
+}
 
 
 @overload
@@ -278,3 +310,78 @@ def bind_unchecked(eqn: Eqn, operands: list[jax.Array]) -> list[jax.Array]:
             axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
             return [lax.all_gather(x, eqn.params["axis_name"], axis=axis, tiled=tiled) for x in operands]
     return []
+
+
+# --- launches that run in pairs ---
+
+
+class _Launch(NamedTuple):
+    rules: LaunchRules | None  # `None` for a convolution, and for an equation with launches inside, such as a loop
+    known: int  # the launches on which it depends, a bit for each
+
+
+def halves_of(jaxpr: Jaxpr) -> list[Half | None]:
+    """Returns for each launch with `LaunchRules`, in order, how it runs beside another one; `None` if it runs alone.
+
+    The bodies of loops, branches and the like are not included. They are jaxprs of their own.
+    """
+    launches: list[_Launch] = []
+    _follow(jaxpr, [0] * len(jaxpr.invars), launches)
+    found: list[Half | None] = [None] * len(launches)
+    for n in range(len(launches) - 1):
+        if found[n] is None:
+            found[n : n + 2] = _pair(launches, n) or (None, None)
+    return [half for half, launch in zip(found, launches, strict=True) if launch.rules]
+
+
+def _pair(launches: Sequence[_Launch], n: int) -> tuple[Half, Half] | None:
+    """Returns how launch n and the next one run side by side; `None` if they cannot, or if that should take longer."""
+    (one, _), (other, known) = launches[n : n + 2]
+    if not one or not other or known >> n & 1:
+        return None
+    a, b = one.halve(), other.halve()
+    return (a, b) if a and b and max(a.cost, b.cost) < a.whole_cost + b.whole_cost else None
+
+
+def _follow(jaxpr: Jaxpr, given: Sequence[int], launches: list[_Launch]) -> list[int]:
+    """Appends the launches of a jaxpr. Returns on which launches its results depend, given those of its arguments."""
+    env = dict.fromkeys(jaxpr.constvars, 0) | dict(zip(jaxpr.invars, given, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [env[x] if is_var(x) else 0 for x in eqn.invars]
+        rules, known = rules_of(eqn), 0
+        if eqn.primitive.name in CALLS and rules is None:
+            env.update(zip(eqn.outvars, _follow(body_of(eqn)[0], operands, launches), strict=True))
+            continue
+        for x in operands:
+            known |= x
+        if is_launch(eqn):
+            launches.append(_Launch(rules, known))
+            known |= 1 << len(launches) - 1
+        env |= dict.fromkeys(eqn.outvars, known)
+    return [env[x] if is_var(x) else 0 for x in jaxpr.outvars]
+
+
+def rules_of(eqn: Eqn) -> LaunchRules | None:
+    """Returns the rules of a launch that may be able to run beside another one; `None` for any other equation."""
+    rules = eqn.params["rules"] if eqn.primitive is ruled_p else None
+    return rules if isinstance(rules, LaunchRules) else None
+
+
+def is_launch(eqn: Eqn) -> bool:
+    """Returns whether an equation is, or contains, a launch."""
+    return eqn.primitive is begin_p or any(has_launches(body.eqns) for body in bodies_in(eqn))
+
+
+def has_launches(eqns: Sequence[Eqn]) -> bool:
+    """Returns whether one of the equations is, or contains, a launch."""
+    return any(map(is_launch, eqns))
+
+
+def options_of(mesh: Mesh | None) -> dict[str, Any]:
+    """Returns the options of XLA for a step on the devices of a mesh, without those that the user set in `XLA_FLAGS`."""
+    devices = [] if mesh is None else list(mesh.devices.flat)
+    nvidia = all(device.platform == "gpu" and device.device_kind.startswith("NVIDIA") for device in devices)
+    one_host = len(devices) > 1 and len({device.process_index for device in devices}) == 1
+    if not (one_host and nvidia and jax.__version_info__ >= (0, 11)):  # they were tried with this version of XLA
+        return {}
+    return {name: value for name, value in _OPTIONS.items() if name not in os.environ.get("XLA_FLAGS", "")}

@@ -7,9 +7,9 @@ from cavs._feed.batches import Batches as Batches
 from cavs._feed.loader import Loader as Loader
 from cavs._feed.settings import Sample as Sample
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
-from cavs._fit.keeper import Keeper as Keeper
-from cavs._fit.kept import (
+from cavs._fit.keeper import (
     Evaluated as Evaluated,
+    Keeper as Keeper,
     KeeperError as KeeperError,
     new_folder as new_folder,
     read_run as read_run,
@@ -43,13 +43,14 @@ from cavs._fit.texts import (
     words_of as words_of,
 )
 from cavs._graphs.graphs import is_root as is_root
-from cavs._readers.examples import example as example
+from cavs._readers.__init__ import example as example
 from cavs._run.tune import Tuned as Tuned
-from cavs._step.compile_cache import cache_compiled as cache_compiled, compile_quickly as compile_quickly
 from cavs._step.compiled_step import Step as Step
-from cavs._step.host_memory import keep_host_memory as keep_host_memory
+from cavs._step.host_memory import (
+    cache_compiled as cache_compiled,
+    compile_quickly as compile_quickly,
+    keep_host_memory as keep_host_memory,
+)
 from cavs._step.log import Log as Log, json_lines as json_lines, tensorboard as tensorboard
-from cavs._step.rows import rows as rows
-from cavs._step.step import step as step
-from cavs._step.step_in_budget import StepInBudget as StepInBudget
-from cavs._step.total import mean as mean, total as total
+from cavs._step.rows import mean as mean, rows as rows, total as total
+from cavs._step.step import StepInBudget as StepInBudget, step as step

@@ -30,8 +30,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.ruled import replaceable
-from cavs._schedule.padding import Filled, in_total, padding_of
-from cavs._schedule.schedule import Schedule, Shape
+from cavs._schedule.schedule import Filled, Schedule, Shape, in_total, padding_of
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
 from cavs._stages.saved import Saved, Transpose

@@ -5,7 +5,7 @@ itself, unless two launches have so few thread blocks that those of both are the
 `cavs.data.step` find such pairs in a traced step (`_step.pairs`), and run both on half of the multiprocessors each, with the
 layouts that are chosen here.
 
-Marks say what each launch runs, for those who choose its layout by measuring (`_run.tune_traced`).
+Marks say what each launch runs, for those who choose its layout by measuring (`_run.tune`).
 """
 
 import dataclasses
