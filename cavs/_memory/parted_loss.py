@@ -32,6 +32,11 @@ MSG_TERM = (
     "{function}: loss: got a sum over graphs together with a term of the parameters alone{where}, which every part would add; "
     "expected such a term beside a total. Write cavs.data.total(losses) + penalty(params) for losses.sum() + penalty(params)."
 )
+MSG_MEAN = (
+    "{function}: loss: got a mean over one part{where}, which would be added up over the parts; expected a sum over graphs, or "
+    "cavs.data.mean and cavs.data.total. Write cavs.data.mean(losses) for losses.mean(), cavs.data.total(a) / "
+    "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(losses.mean()) for the sum of the means of all parts."
+)
 MSG_INSIDE = (
     "{function}: loss: got cavs.data.total or cavs.data.mean inside {name}{where}; expected it outside of loops, conditions, "
     "jax.checkpoint and functions with derivatives of their own. Return the losses, and write cavs.data.total(losses) after it."
@@ -150,13 +155,18 @@ def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
     if any(x in of_part and x in of_whole for x in outs if is_var(x)):
         raise TypeError(MSG_MIXED.format(function=function))
     is_whole = [is_var(x) and x in of_whole for x in outs]
-    if not is_whole[0] and (term := _term_of_params(jaxpr, count)):
-        raise TypeError(MSG_TERM.format(function=function, where=line_of(term)))
+    if not is_whole[0] and (wrong := _no_sum(jaxpr, count)):
+        message, eqn = wrong
+        if message is MSG_TERM or function == "sub_batched" and parts > 1:  # `plan` compares the numbers
+            raise TypeError(message.format(function=function, where=line_of(eqn)))
     return PartedLoss(jaxpr.invars[:count], jaxpr.invars[count:], before, after, outs, is_whole, totals, parts)
 
 
-def _term_of_params(jaxpr: Jaxpr, count: int) -> Eqn | None:
-    """Returns an equation that adds a term of the parameters alone to the loss of one part; `None` if there is none."""
+def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
+    """Returns why the loss of one part is no sum over graphs, a message, and the equation; `None` if nothing was found.
+
+    Such an equation adds a term of the parameters alone, or divides by what the part determines, as a mean does.
+    """
     eqns: list[Eqn] = []
     todo = inlined(jaxpr, {}, eqns, _CALLS)[:1]
     of_params, of_part = (depends(eqns, {*given}) for given in (jaxpr.invars[:count], jaxpr.invars[count:]))
@@ -169,9 +179,20 @@ def _term_of_params(jaxpr: Jaxpr, count: int) -> Eqn | None:
         read = [x for x in eqn.invars if is_var(x)]
         more, is_sum = [x for x in read if x in of_part], eqn.primitive.name in _SUMS
         if is_sum and any(x in of_params and x not in of_part for x in read):
-            return eqn
+            return MSG_TERM, eqn
+        if eqn.primitive.name == "div" and (len(more) == 2 or _is_mean(eqn, made_by)):
+            return MSG_MEAN, eqn
         todo += more if is_sum or eqn.primitive.name in _SCALES and len(more) == 1 else []
     return None
+
+
+def _is_mean(eqn: Eqn, made_by: dict[Var, Eqn]) -> bool:
+    """Returns whether a quotient is a sum of values, divided by their number."""
+    x, by = eqn.invars
+    made = made_by.get(x) if is_var(x) else None
+    if made is None or made.primitive.name != "reduce_sum" or is_var(by):
+        return False
+    return bool(by.val * eqn.outvars[0].aval.size == made.invars[0].aval.size)
 
 
 def _is_total(eqn: Eqn) -> bool:

@@ -87,7 +87,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
 
     Args:
         loss: `loss(params, batch)`, a scalar: a sum over the graphs of the batch, or computed from `cavs.data.total` and
-            `cavs.data.mean` and the parameters. Other means and maxima are of one sub-batch, and would be added up.
+            `cavs.data.mean` and the parameters. Maxima are of one sub-batch, and would be added up.
         has_aux: whether `loss` returns `(loss, aux)`. The arrays of `aux` are added up, if they do not follow from totals; they
             have no gradient.
 
@@ -99,7 +99,8 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
     Raises:
         ValueError: when it is called, if sub-batches differ in their shapes.
         TypeError: when it is called, if `stacks` is not a list, or `loss` does not return a float scalar, adds a sum
-            over graphs to a total, or a term of the parameters alone to a sum over graphs, or takes totals inside a loop.
+            over graphs to a total, or a term of the parameters alone to a sum over graphs, is a mean over one sub-batch, or
+            takes totals inside a loop.
     """
     if not callable(loss):
         raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")
