@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from cavs._jaxpr.mesh_types import vary
+from cavs._jaxpr.promotion import promoting
 from cavs._run.manual_axes import checked_axes
 
 # Bytes of the logits that exist at one time. On a CPU a chunk should be about as large as the last-level cache.
@@ -26,6 +27,7 @@ Outputs: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # the loss, nll (N,
 Derivatives: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # with respect to h, w, b and weight
 
 
+@promoting
 def softmax_loss(
     h: ArrayLike, w: ArrayLike, b: ArrayLike, labels: ArrayLike, weight: ArrayLike | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -83,12 +85,14 @@ def _loss(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: j
     return _forward(h, w, b, labels, weight, derivative=False)[0]
 
 
+@promoting
 def _bwd(derivatives: Derivatives, cotangents: Outputs) -> tuple[jax.Array | None, ...]:
     ct = cotangents[0]
     h, w, b, weight = ((ct * d).astype(d.dtype) for d in derivatives)
     return h, w, b, None, weight
 
 
+@promoting
 def _forward(
     h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array, derivative: bool
 ) -> tuple[Outputs, Derivatives | None]:

@@ -16,6 +16,7 @@ from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
+from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.source_lines import line_of
 
 Arrays = list[jax.Array]
@@ -105,6 +106,7 @@ class PartedLoss:
         known = dict(zip(which, sums_of(which) if which else [], strict=True))
         return dict(zip(floats, derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)]), strict=True))
 
+    @promoting
     def weighed(self, sums: Arrays, terms: Arrays, weights: dict[int, jax.Array]) -> jax.Array:
         """Returns the function of one part whose gradients add up to that of the loss."""
         if not self.is_whole[0]:

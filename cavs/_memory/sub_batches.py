@@ -19,6 +19,7 @@ from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import ClosedJaxpr, opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
+from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.running_sums import run_and_add
 from cavs._memory.parted_loss import PartedLoss, parted
 from cavs._stages.cotangents import instantiated
@@ -216,6 +217,7 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
     return (total, stacked) if each else total
 
 
+@promoting
 def _wide_zeros(of: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns zeros to which values of a type are added, in float32 at least: bfloat16 cannot count to 257."""
     found = zeros(of)

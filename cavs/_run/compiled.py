@@ -15,6 +15,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.tunable import tunable
 from cavs._run.adjoint import backward
 from cavs._run.forward import Given, forward
@@ -109,5 +110,5 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
             return backward(own, Schedule(data, job.shape), engine, saved, select, cts)
 
     # JAX transposes outside of `run`.
-    passes = always_compiled(primal), always_compiled(forward_saving), always_compiled(reverse)
+    passes = [always_compiled(promoting(fn)) for fn in (primal, forward_saving, reverse)]
     return Sweep(*map(without_empty, passes)) if engine.one_launch else Sweep(*passes)
