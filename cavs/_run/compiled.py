@@ -110,5 +110,6 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
             return backward(own, Schedule(data, job.shape), engine, saved, select, cts)
 
     # JAX transposes outside of `run`.
-    passes = [always_compiled(promoting(fn)) for fn in (primal, forward_saving, reverse)]
+    run_back = always_compiled(promoting(reverse))
+    passes = always_compiled(promoting(primal)), always_compiled(promoting(forward_saving)), run_back
     return Sweep(*map(without_empty, passes)) if engine.one_launch else Sweep(*passes)
