@@ -328,5 +328,11 @@ def test_keys_that_jax_does_not_batch_are_refused(impl: str) -> None:
                 ValueError, match=rf"from keys of the generator '{impl}' \(.*test_inside_f.py.*impl='threefry2x32'"
             ):
                 _drawn(draw, impl)
-    # The same numbers for all vertices.
+    # The same numbers for all vertices, also in loops over values of a vertex.
     assert_close(*_drawn(lambda p, v, h: h * jax.random.uniform(p["key"], (), jnp.float32), impl), 1e-6)
+
+    def step(key: Any, h: Any) -> Any:
+        key, now = jax.random.split(key)
+        return key, h * jax.random.uniform(now, (), jnp.float32)
+
+    assert_close(*_drawn(lambda p, v, h: jax.lax.fori_loop(0, 2, lambda _, of: step(*of), (p["key"], h))[1], impl), 1e-6)
