@@ -32,7 +32,7 @@ ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.Budge
 FLAGS = {"train": "FILE", "dev": "--dev, or what FILE holds out", "inputs": "--embedding-size"}
 FLAGS |= {name: f"--{name}" for name in ("test", "program", "layers")}
 # How numbers are printed in a table, by column. JSON has all digits.
-DIGITS = {"prediction": ".6g", "probability": ".4f", "log_probability": ".3f", "perplexity": ".2f"}
+DIGITS = {"prediction": "z.6g", "probability": ".4f", "log_probability": "z.3f", "perplexity": ".2f"}  # z: no negative zero
 PICTURES = (".png", ".pdf", ".svg")
 HEARTBEAT = 20  # seconds without an answer after which a process counts as dead
 MSG_DISTRIBUTED = (
