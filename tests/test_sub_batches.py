@@ -319,6 +319,17 @@ def test_constants_of_numpy_are_inputs_inside_of_a_loss() -> None:
     assert_close(of_stacks, jax.tree.map(lambda *grads: sum(grads), *each), 1e-5)
 
 
+@pytest.mark.parametrize("steps", [2, 8])
+def test_parts_need_not_fill_the_last_stack(steps: int) -> None:
+    """The rest of a stack is zeros, which are no part: they were added up, too."""
+    graphs = cavs.from_lengths([2] * 6)
+    loader = cavs.data.Loader(graphs, cavs.memory.deal(graphs, 3), steps=steps, shapes=1)
+    loss = cavs.memory.sub_batched(lambda w, sched: jnp.sum(w + 0 * sched.roots))
+    assert loss(1.0, [batches.tree for batches in loader]) == 6
+    with pytest.raises(ValueError, match=r"Batches.tree: got batches as an argument of jax.jit, .* Write fn\(batches.tree\)"):
+        jax.jit(lambda batches: batches.tree)(next(iter(loader)))
+
+
 @pytest.mark.parametrize("total", [jnp.sum, cavs.data.total])
 def test_gradients_of_many_parts_add_up_in_32_bits(total):
     """bfloat16 cannot count to 257."""

@@ -111,7 +111,7 @@ class Delivery:
 
     def yielded(self, batches: Batches) -> PyTree:
         """Returns what a loop over the loader gets."""
-        return batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
+        return batches.stack if self._settings.steps == 1 and self._settings.mesh is None else batches
 
     def programs(self, epoch: Epoch) -> list[tuple[int, int, bool]]:
         """Returns what XLA compiles for each dispatch of an epoch: shape number, length of the stack, and `_counts`."""

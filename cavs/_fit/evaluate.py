@@ -57,7 +57,7 @@ def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
         if batches.filled is not None:
             assert batches.count is not None
             one = lambda params, batch: (params, fun(params, batch))  # noqa: E731
-            return run_filled(one, params, batches.tree, batches.filled, batches.count)[1]
+            return run_filled(one, params, batches.stack, batches.filled, batches.count)[1]
 
         def many(params: PyTree, tree: PyTree) -> PyTree:
             found = jax.lax.map(lambda batch: fun(params, batch), tree) if batches.count else fun(params, tree)
@@ -65,7 +65,7 @@ def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
                 raise ValueError(MSG_VARYING)
             return found
 
-        return (many if batches.mesh is None else divided(many, batches))(params, batches.tree)
+        return (many if batches.mesh is None else divided(many, batches))(params, batches.stack)
 
     return jax.jit(call)
 

@@ -160,9 +160,9 @@ class Step(Generic[State, Metrics]):
         fun, args = self._fun, (batches,)
         if isinstance(batches, Batches) and batches.filled is not None:
             assert batches.count is not None
-            fun, args = functools.partial(run_filled, fun, length=batches.count), (batches.tree, batches.filled)
+            fun, args = functools.partial(run_filled, fun, length=batches.count), (batches.stack, batches.filled)
         elif isinstance(batches, Batches):
-            fun, args = functools.partial(self._many, stacked=batches.count is not None), (batches.tree,)
+            fun, args = functools.partial(self._many, stacked=batches.count is not None), (batches.stack,)
             if batches.mesh is not None:
                 fun = divided(_same_everywhere(fun), batches)
         # XLA for GPUs runs independent kernels at the same time, but launches of engine `persistent` need the whole chip.

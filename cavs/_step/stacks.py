@@ -39,7 +39,7 @@ def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, le
 
 
 def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTree]:
-    """Runs `fun(state, tree)` on each device of the mesh of `batches`, with the part of `batches.tree` of that device.
+    """Runs `fun(state, tree)` on each device of the mesh of `batches`, with the part of `batches.stack` of that device.
 
     The state and what `fun` returns are the same on all devices.
     """
