@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from cavs._function.domains import STATIC, Domains, domain_of, domains
 from cavs._function.raw_keys import key_impl
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import Program, bind
-from cavs._jaxpr.jaxprs import Eqn, bodies_in
+from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, bodies_in, opened
 from cavs._jaxpr.source_lines import line_of, line_of_error, raised_by_jax
 
 # What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
@@ -152,7 +152,7 @@ def _of_vertices(eqn: Eqn, static: Sequence[bool]) -> Sequence[Eqn]:
     ]
     batched = jax.vmap(lambda *args: bind(eqn, args), axes, axis_size=_VERTICES)
     given = [jax.ShapeDtypeStruct(shape, x.aval.dtype) for shape, x in zip(shapes, eqn.invars, strict=True)]
-    return jax.make_jaxpr(batched)(*given).eqns
+    return opened(cast(ClosedJaxpr, jax.make_jaxpr(batched)(*given)))[0].eqns
 
 
 def _draws_from_first_key(eqn: Eqn, least: int = _VERTICES) -> str | None:
