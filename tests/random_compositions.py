@@ -107,7 +107,7 @@ def in_parts(loss: Function, total: Callable[[Function], Any]) -> Function:
 
     def both(p: Any, x: Any) -> Any:
         given = {name: a for name, a in p.items() if name != "b"}
-        return total(lambda q, rows: scalar(loss(q | {"b": p["b"]}, rows)))(
+        return total(lambda q, rows: jnp.sum(scalar(loss(q | {"b": p["b"]}, rows))[None]))(  # a mean is refused
             given, [jnp.stack([x, 0.5 * x]), jnp.stack([x + 1, -x])]
         )
 

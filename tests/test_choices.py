@@ -115,9 +115,9 @@ def test_vertices_have_no_weights_of_their_own() -> None:
     assert all(len(aval.shape) < 2 for aval in results)
 
 
-def test_lazy_gradients_have_no_weights_for_each_vertex() -> None:
+@pytest.mark.parametrize("engine", ["scan", "native"])
+@pytest.mark.parametrize("name", ["of_children", "products", "never"])
+def test_no_part_has_weights_for_each_vertex(name: str, engine: str) -> None:
     (params, x), sched = params_and_inputs(), cavs.schedule(GRAPHS)
-    text = (
-        jax.jit(jax.grad(lambda p: cavs.run(CASES["of_children"], p, sched, x, engine="native").sum())).lower(params).as_text()
-    )
+    text = jax.jit(jax.grad(lambda p: cavs.run(CASES[name], p, sched, x, engine=engine).sum())).lower(params).as_text()
     assert "x8x8xf32>" not in text

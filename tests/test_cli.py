@@ -103,7 +103,7 @@ MISTAKES = {
     "train FILE --dev WIDE": "train: --dev, or what FILE holds out: got 3 children at vertex 3 of graph 0; expected at most 2",
     "train FILE --program foo": "train: --program: got 'foo'; expected one of binary-tree-lstm, nary-tree-lstm",
     "train FILE --program tree-fc --embedding-size 5": "train: --embedding-size: got 5; expected 100, the hidden size",
-    "train FEW": "--dev: got no labels in the held-out part of the data; expected some in each. Write --dev FILE, or another",
+    "train FEW": "--dev, or what FILE holds out: got no labels in the held-out part of the data; expected some in each. Write",
     "train FEW --dev FEW --test BARE": "--test: got .*bare.jsonl without labels; expected a label at each root",
     "train FILE --dropout 1": "--dropout: got 1.0; expected a number from 0 to 0.999",
     "train --task lm": "FILE: got nothing; expected a text file, .*. Write: cavs train --task language_model FILE",

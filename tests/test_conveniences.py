@@ -1,7 +1,9 @@
 """What users expect: splits, short texts of functions, a word about late shapes, and runs of `cavs train` in Python."""
 
+import copy
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,14 @@ def cell(params: Any, v: cavs.Vertex) -> None:
 
 
 F = cavs.VertexFunction(cell, state=(2,))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda F: pickle.loads(pickle.dumps(F))])
+def test_a_vertex_function_can_be_copied_and_pickled_after_it_ran(copied: Any) -> None:
+    sched, params = cavs.schedule(cavs.from_parents([[1, -1]])), jnp.ones(2)
+    want = cavs.run(F, params, sched)
+    other = copied(F)
+    np.testing.assert_array_equal(cavs.run(other, params, sched), want)
 
 
 @pytest.mark.parametrize("steps", [None, 1])

@@ -104,6 +104,33 @@ def test_rows_without_a_label_count_for_nothing_if_a_class_is_masked(monkeypatch
     np.testing.assert_allclose(found, 0, atol=1e-12)
 
 
+def test_rows_without_a_label_may_have_infinite_logits():
+    h, labels = jnp.ones((3, 2), jnp.float32).at[1].set(3e38), jnp.array([0, -1, 1])
+    args = jnp.ones((2, 4), jnp.float32), jnp.zeros(4, jnp.float32)
+    found = jax.grad(lambda *args: softmax_loss(*args, labels)[0], (0, 1, 2))(h, *args)
+    want = jax.grad(lambda *args: softmax_loss(*args, labels)[0], (0, 1, 2))(h.at[1].set(0), *args)
+    for a, b in zip(found, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_of_a_softmax_keep_their_fractions_if_features_are_integers():
+    args = jnp.ones((3, 2), int), jnp.zeros((2, 4)), jnp.zeros(4), jnp.arange(3), 0.5 * jnp.ones(3)
+    np.testing.assert_allclose(softmax_loss(*args)[0], 1.5 * np.log(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("h", (1, 5, 3)), ("w", (2, 4)), ("b", (1, 4)), ("labels", (5, 1)), ("weight", (5, 1)), ("weight", (1,))],
+)
+def test_softmax_loss_refuses_shapes_that_do_not_fit(name, shape):
+    shapes = {"h": (5, 3), "w": (3, 4), "b": (4,), "labels": (5,), "weight": (5,)}
+    args = {key: jnp.zeros(shapes[key] if key != name else shape, int if key == "labels" else float) for key in shapes}
+    with pytest.raises(ValueError, match=rf"softmax_loss: (h|{name}): got \w+\[.*\]; expected \[.*\], as features h"):
+        softmax_loss(**args)
+    with pytest.raises(ValueError, match=r"labels: got float64\[5\]; expected \[5\] integers"):
+        softmax_loss(**args | {key: jnp.zeros(shapes[key]) for key in shapes})
+
+
 @pytest.mark.parametrize("rows", [8, 37, 65, 72, 100])
 def test_chunks_of_the_softmax_have_few_rows_of_padding(monkeypatch, rows):
     monkeypatch.setattr(softmax, "CHUNK_BYTES", 64 * 4 * 7)  # 64 rows
@@ -252,7 +279,7 @@ def test_a_language_model_beats_the_frequencies_of_words(tmp_path, monkeypatch, 
     assert cli.main(["predict", "run", "new.txt"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
     assert [(line[0], line[3]) for line in lines] == [("0", "w3 w4 w5"), ("1", ""), ("2", "w3 w5 w4"), ("3", "never seen")]
-    assert float(lines[0][1]) > float(lines[2][1])
+    assert float(lines[0][1]) > float(lines[2][1]) and lines[1][1] == "0.000"
 
     assert cli.main(["evaluate", "run", "new.txt", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)

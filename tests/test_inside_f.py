@@ -240,6 +240,30 @@ def test_gradients_of_narrow_values_that_many_children_read_add_up(reduce: str, 
     np.testing.assert_allclose(np.float32(got)[[0, 600]], [1, 600] if reduce == "sum" else [1 / 600, 0], rtol=0.01)
 
 
+@pytest.mark.parametrize("pushes_state", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gradients_of_narrow_states_that_many_read_add_up(dtype: Any, pushes_state: bool) -> None:
+    """Many parents, in one level and in several, or copies of one vertex in `select`."""
+
+    def fn(params: Any, v: Any) -> None:
+        h = v.pull() + v.gather(0) + 0 * v.gather(1)
+        v.scatter(h)
+        v.push(h if pushes_state else h + v.gather(0) - v.gather(0))
+
+    F = cavs.VertexFunction(fn, state=jax.ShapeDtypeStruct((), dtype), arity=2)
+    wide = cavs.from_edges(601, [(i, 0) for i in range(1, 601)])
+    deep = cavs.from_edges(601, [(1, 0), *((i, j) for i in range(2, 601) for j in (0, i - 1))])
+    for graphs, select in (
+        (wide, None),
+        (deep, None),
+        (wide, np.zeros(600, int)),
+        (cavs.from_lengths([1]), np.zeros(600, int)),
+    ):
+        sched, x = cavs.schedule(graphs), jnp.ones(graphs.num_vertices, dtype)
+        got = jax.grad(lambda x: cavs.run(F, {}, sched, x, select=select).astype(jnp.float32).sum())(x)  # noqa: B023
+        np.testing.assert_allclose(np.float32(got)[0], 600, rtol=0.01)
+
+
 @pytest.mark.parametrize("lazy", [True, False])
 def test_gradients_of_narrow_parameters_add_up_over_many_levels(lazy: bool) -> None:
     def fn(params: Any, v: Any) -> None:
@@ -304,5 +328,11 @@ def test_keys_that_jax_does_not_batch_are_refused(impl: str) -> None:
                 ValueError, match=rf"from keys of the generator '{impl}' \(.*test_inside_f.py.*impl='threefry2x32'"
             ):
                 _drawn(draw, impl)
-    # The same numbers for all vertices.
+    # The same numbers for all vertices, also in loops over values of a vertex.
     assert_close(*_drawn(lambda p, v, h: h * jax.random.uniform(p["key"], (), jnp.float32), impl), 1e-6)
+
+    def step(key: Any, h: Any) -> Any:
+        key, now = jax.random.split(key)
+        return key, h * jax.random.uniform(now, (), jnp.float32)
+
+    assert_close(*_drawn(lambda p, v, h: jax.lax.fori_loop(0, 2, lambda _, of: step(*of), (p["key"], h))[1], impl), 1e-6)

@@ -176,7 +176,7 @@ def test_several_data_sets_and_collate() -> None:
         return {"scheds": sample.sched, "numbers": sample.numbers.astype(np.int32)}
 
     loader = cavs.data.Loader([GRAPHS, back, (extra, lambda some: np.array([0, 2]))], 7, collate=collate, steps=3)
-    seen = [n for b in loader for n in np.asarray(b.tree["numbers"])[: b.filled].ravel().tolist()]
+    seen = [n for b in loader for n in np.asarray(b.tree["numbers"]).ravel().tolist()]
     assert sorted(seen) == list(range(50))
     assert len(set(map(str, loader._shapes.all))) <= 3
     pairs = next(iter(cavs.data.Loader((GRAPHS, back), 7, steps=1)))

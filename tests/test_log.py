@@ -110,7 +110,8 @@ def test_training_writes_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     assert cli.main(["train", *options, "--log", "json"]) == 0
     steps, scores = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert steps["step"] == scores["step"] == 2 and steps["loss"] > 0 and steps["vertices_per_second"] > 0
+    assert [steps[key] == scores[key] for key in ("step", "epoch", "batch")] == [True] * 3 and scores["step"] == 2
+    assert steps["loss"] > 0 and steps["vertices_per_second"] > 0
     assert scores["held_out_loss"] > 0 and 0 <= scores["score"] <= 1
 
 

@@ -199,6 +199,17 @@ def test_graphs_with_features_are_collated_as_by_a_loader(known):
     assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(graphs)), known, 1e-12)
 
 
+def test_parameters_may_be_numbers_and_the_loss_runs_without_jit(known):
+    def scaled(params, batch):
+        return params["scale"] * loss(params["of"], batch)
+
+    params = {"of": PARAMS, "scale": 2.0}
+    plan = cavs.memory.plan(scaled, params, GRAPHS, collate=collate)
+    value, grads = jax.value_and_grad(plan.loss)(params, plan.batch(GRAPHS))
+    assert_close((value / 2, jax.tree.map(lambda x: x / 2, grads["of"])), known, 1e-5)
+    assert_close(grads["scale"], known[0], 1e-5)
+
+
 def test_on_a_gpu_no_loop_reads_a_transposed_copy_of_a_weight(monkeypatch):
     ready = cavs.vertex_programs.TreeFC(5)
     F, params = ready.vertex_function(), ready.init(jax.random.key(0))

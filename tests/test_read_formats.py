@@ -18,7 +18,13 @@ from tests.sample_files import BENCH, BLIF, CONLLU, names, write
     ],
 )
 def test_conllu_children_are_in_word_order(tmp_path, label, expected):
-    for text in (CONLLU, CONLLU.replace("\n", "\r\n"), CONLLU.removesuffix("\n"), "\n\n" + CONLLU + "\n \n"):
+    for text in (
+        CONLLU,
+        CONLLU.replace("\n", "\r\n"),
+        CONLLU.replace("\n", "\r"),
+        CONLLU.removesuffix("\n"),
+        "\n\n" + CONLLU + "\n \n",
+    ):
         graphs = cavs.io.read_conllu(write(tmp_path, "a.conllu", text), label=label)
         assert children_of(graphs, 0) == [[], [0, 4], [], [], [2, 3]]
         assert children_of(graphs, 1) == [[], []]  # two roots

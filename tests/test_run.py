@@ -203,3 +203,35 @@ def test_ranks_are_never_promoted_silently() -> None:
         keys = cavs.vertex_programs.vertex_keys(jax.random.key(0), sched, np.arange(2))
         logits = tagger.run(tagger.init(jax.random.key(0)), sched, back, sched.pad(np.ones((5, H), np.float32)), key=keys)
         assert jnp.isfinite(cavs.data.softmax_loss(logits, jnp.eye(3), jnp.ones(3), jnp.zeros(len(logits), int))[0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
+def test_dtypes_are_promoted_inside_of_cavs_alone(dtype: Any) -> None:
+    """As in projects that set `jax_numpy_dtype_promotion` to `"strict"`, with `jax_enable_x64`."""
+
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        h = v.gather_all(lambda s: ((s @ p[0]).astype(jnp.float32), s), reduce="softmax").astype(dtype)
+        h = h + v.gather_all(lambda s: s, reduce="mean") + v.gather_all(lambda s: v.gather_all(lambda t: s * t))
+        h = jnp.tanh(v.pull() + (v.gather(0) + h) @ p)
+        v.scatter(h)
+        v.push(h)
+
+    F, p = cavs.VertexFunction(fn, state=(H,), arity=5), jnp.eye(H, dtype=dtype)
+    graphs = GRAPHS["trees"]
+    sched, x = cavs.schedule(graphs), np.ones((graphs.num_vertices, H), dtype)
+
+    def loss(p: Any, reduce: str) -> Any:
+        h = cavs.run(F, p, sched, x)
+        score = jnp.ones(len(h), jnp.float32) if reduce == "softmax" else None
+        found = jnp.tanh(cavs.readout(h, sched, reduce, score=score))
+        total = cavs.data.softmax_loss(found, p, p[0], jnp.zeros(len(found), jnp.int32))[0]
+        return total + cavs.data.mean(found, where=found > 0)
+
+    for reduce in ("mean", "max", "sum", "softmax"):
+        with jax.numpy_dtype_promotion("strict"):
+            got = jax.value_and_grad(loss)(p, reduce)
+            jax.jvp(jax.grad(lambda p: loss(p, reduce)), (p,), (p,))  # noqa: B023
+        assert_close(got, jax.value_and_grad(loss)(p, reduce), 0)
+    mixing = cavs.VertexFunction(lambda p, v: v.push(p[0] * np.ones(H, np.float16)), state=(H,))
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(ValueError, match="strict"):
+        cavs.run(mixing, p, sched, x)

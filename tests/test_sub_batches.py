@@ -240,11 +240,28 @@ def test_aux_is_of_the_whole_batch_too(case):
         ),
         (jax.checkpoint(lambda p, x: cavs.data.total(p * x)), r"inside (remat2|checkpoint) \(.*, in <lambda>"),
         (lambda p, x: jax.lax.cond(p > 0, cavs.data.total, jnp.sum, p * x), "inside cond"),
+        (lambda p, x: jnp.mean(p * x), r"got a mean over one part .*, in <lambda>.* Write cavs.data.mean.losses."),
+        (lambda p, x: 1 - 2 * jnp.mean((p * x).astype(jnp.bfloat16)), "got a mean over one part"),
+        (
+            lambda p, x: jnp.sum(p * x, where=x > 0) / jnp.sum(x > 0),
+            r"got a mean over one part .*total\(a\) / cavs.data.total\(b",
+        ),
     ],
 )
 def test_totals_that_parts_cannot_add_up_are_refused(loss, text):
     with pytest.raises(TypeError, match=f"sub_batched: loss: .*{text}"):
         jax.grad(cavs.memory.sub_batched(loss))(1.0, [jnp.ones((2, 3))])
+
+
+def test_means_that_are_part_of_a_sum_are_allowed():
+    x = jnp.arange(12.0).reshape(2, 2, 3)
+    for loss, want in [
+        (lambda p, x: jnp.mean(p * x, -1).sum(), x.mean(-1).sum()),  # over the features of each graph
+        (lambda p, x: cavs.data.total(jnp.mean(p * x)), x.mean((1, 2)).sum()),
+        (lambda p, x: jnp.sum(p * x) / 12, x.mean()),  # the number of all elements
+    ]:
+        assert_close(jax.value_and_grad(cavs.memory.sub_batched(loss))(1.0, [x]), (want, want), 1e-12)
+    assert cavs.memory.sub_batched(lambda p, x: jnp.mean(p * x))(2.0, [x[:1]]) == 5  # one part
 
 
 def test_stacks_of_other_shapes_are_refused():
@@ -300,6 +317,17 @@ def test_constants_of_numpy_are_inputs_inside_of_a_loss() -> None:
     parts = [jax.tree.map(lambda x, i=i: x[i], stack) for stack in stacks for i in range(len(jax.tree.leaves(stack)[0]))]
     each = [jax.grad(loss)(params, part) for part in parts]
     assert_close(of_stacks, jax.tree.map(lambda *grads: sum(grads), *each), 1e-5)
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_parts_need_not_fill_the_last_stack(steps: int) -> None:
+    """The rest of a stack is zeros, which are no part: they were added up, too."""
+    graphs = cavs.from_lengths([2] * 6)
+    loader = cavs.data.Loader(graphs, cavs.memory.deal(graphs, 3), steps=steps, shapes=1)
+    loss = cavs.memory.sub_batched(lambda w, sched: jnp.sum(w + 0 * sched.roots))
+    assert loss(1.0, [batches.tree for batches in loader]) == 6
+    with pytest.raises(ValueError, match=r"Batches.tree: got batches as an argument of jax.jit, .* Write fn\(batches.tree\)"):
+        jax.jit(lambda batches: batches.tree)(next(iter(loader)))
 
 
 @pytest.mark.parametrize("total", [jnp.sum, cavs.data.total])

@@ -34,8 +34,8 @@ class RowKeys(NamedTuple):
         """
         blocks = -(-columns // 4)
         first = jnp.broadcast_to(self.first[:, None], (len(self.first), blocks))
-        second = self.second[:, None] * blocks + jnp.arange(blocks)[None]
-        count = jnp.concatenate([first.ravel(), second.ravel()]).astype(jnp.uint32)
+        second = self.second[:, None] * blocks + jnp.arange(blocks, dtype=self.second.dtype)[None]
+        count = jnp.concatenate([x.ravel().astype(jnp.uint32) for x in (first, second)])
         words = jax.extend.random.threefry_2x32(jax.random.key_data(self.key)[:2], count)
         words = words.reshape(2, *first.shape).transpose(1, 2, 0)
         return lax.bitcast_convert_type(words, jnp.uint16).reshape(len(first), 4 * blocks)[:, :columns]
@@ -100,4 +100,4 @@ def vertex_keys(key: jax.Array | None, sched: "cavs.Schedule", numbers: Array) -
     graph = jnp.minimum(jnp.asarray(sched.graph), sched.shape.graphs - 1)
     ends = jnp.asarray(sched.graph_end)
     start = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
-    return RowKeys(key, jnp.asarray(numbers)[graph], jnp.arange(sched.shape.vertices) - start[graph])
+    return RowKeys(key, jnp.asarray(numbers)[graph], jnp.arange(sched.shape.vertices, dtype=jnp.int32) - start[graph])

@@ -169,7 +169,7 @@ def _place(source: cavs.Schedule, pairs: cavs.Schedule, rows: int) -> jax.Array:
     graphs, graph = pairs.shape.graphs, pairs.graph[:rows]
     ends, source_ends = jnp.asarray(pairs.graph_end), jnp.asarray(source.graph_end)
     sizes, lengths = jnp.diff(ends, prepend=0), jnp.diff(source_ends, prepend=0)
-    number = jnp.arange(rows) - (ends - sizes).at[graph].get(mode="clip")
+    number = jnp.arange(rows, dtype=ends.dtype) - (ends - sizes).at[graph].get(mode="clip")
     row = (source_ends - lengths).at[graph].get(mode="clip") + number
     is_source = (graph < graphs) & (number < lengths.at[graph].get(mode="clip"))
     return jnp.where(is_source, row, source.shape.vertices)

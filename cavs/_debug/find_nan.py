@@ -19,6 +19,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float, run_equations, values
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
+from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.source_lines import source_line
 from cavs._schedule.scheduler import schedule
 from cavs._stages.cotangents import zero_cotangent
@@ -271,6 +272,7 @@ class _Search:
         return self.bad(jnp.where(jax.lax.select_n(env[eqn.invars[0]], *taken), env[x], 0))
 
 
+@promoting
 def _sum(pushes: PyTree) -> jax.Array:
     return sum((jnp.real(x).sum() for x in jax.tree.leaves(pushes) if is_float(x)), jnp.zeros(()))
 

@@ -29,14 +29,15 @@ from cavs._schedule.shape import Shape
 Batch = TypeVar("Batch")  # the pytree of one batch
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["tree", "filled"], meta_fields=["count", "mesh"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["stack", "filled"], meta_fields=["count", "mesh"])
 @dataclasses.dataclass(eq=False, repr=False)
 class Batches(Generic[Batch]):
     """One or more batches of equal shapes, for [`cavs.data.step`][]. Created by [`cavs.data.Loader`][]; a pytree itself.
 
     Attributes:
-        tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of batches: (count, ...). With a mesh,
-            the next axis has an entry per device; with `parts`, one per part.
+        tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of the batches. With a mesh, the next
+            axis has an entry per device; with `parts`, one per part.
+        stack: as `tree`, with an axis of length `count`.
         count: the length of the axis of a stack; `None` for one batch without such an axis.
         filled: the number of batches in a stack that has room for `count`, an int32 scalar; the rest of the stack is zeros and
             does not run. `None`: the stack is full.
@@ -44,7 +45,7 @@ class Batches(Generic[Batch]):
         loader: the loader that created it, while it exists; not a part of the pytree.
     """
 
-    tree: Batch
+    stack: Batch
     count: int | None
     mesh: Mesh | None = None
     filled: Any = None
@@ -54,6 +55,18 @@ class Batches(Generic[Batch]):
     def loader(self) -> Any:
         """The loader, while it exists; else `None`."""
         return None if self._loader is None else self._loader()
+
+    @property
+    def tree(self) -> Batch:
+        """The pytree of a batch, or of all batches without the rest of the stack. Raises `ValueError` if that is traced."""
+        if self.filled is None:
+            return self.stack
+        if isinstance(self.filled, Tracer):
+            raise ValueError(
+                "Batches.tree: got batches as an argument of jax.jit, which does not know how many there are; expected their "
+                "tree as the argument. Write fn(batches.tree), or decorate the function of one batch with @cavs.data.step."
+            )
+        return self.stack if self.filled == self.count else jax.tree.map(lambda x: x[: self.filled], self.stack)
 
     def __len__(self) -> int:
         """Returns the number of training steps."""
@@ -73,7 +86,7 @@ class Batches(Generic[Batch]):
     def __repr__(self) -> str:
         known = self.filled is None or np.isscalar(self.filled)
         count = len(self) if known else f"up to {self.count}"  # traced, or an example of shapes
-        return f"Batches({count}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
+        return f"Batches({count}, arrays {[x.shape for x in jax.tree.leaves(self.stack)]})"
 
 
 MSG_DIFFERENT = (
@@ -122,13 +135,13 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
 def send(batches: Batches) -> Batches:
     """Transfers batches to the device or the devices of their mesh. Each process sends the parts of its own devices."""
     if batches.mesh is None:
-        return Batches(jax.device_put(batches.tree), batches.count, None, batches.filled)  # `len` reads `filled` on the host
+        return Batches(jax.device_put(batches.stack), batches.count, None, batches.filled)  # `len` reads `filled` on the host
     sharding = NamedSharding(batches.mesh, PartitionSpec(*(None,) * (batches.count is not None), *batches.mesh.axis_names))
 
     def put(x: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, x)
 
-    return Batches(jax.tree.map(put, batches.tree), batches.count, batches.mesh)
+    return Batches(jax.tree.map(put, batches.stack), batches.count, batches.mesh)
 
 
 class Delivery:
@@ -223,7 +236,7 @@ class Delivery:
 
     def yielded(self, batches: Batches) -> PyTree:
         """Returns what a loop over the loader gets."""
-        return batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
+        return batches.stack if self._settings.steps == 1 and self._settings.mesh is None else batches
 
     def programs(self, epoch: Epoch) -> list[tuple[int, int, bool]]:
         """Returns what XLA compiles for each dispatch of an epoch: shape number, length of the stack, and `_counts`."""

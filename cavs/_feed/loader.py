@@ -270,7 +270,7 @@ class Loader(Generic[Yielded]):
     def largest(self) -> PyTree:
         """Returns a batch in the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
         len(self)
-        return self._delivery.largest(self._planned(self.epoch)).tree
+        return self._delivery.largest(self._planned(self.epoch)).stack
 
     def _planned(self, epoch: int) -> Epoch:
         return self._plans.of(epoch, self.epoch, lambda: self._plan(epoch, self._sampler.batches(epoch)))

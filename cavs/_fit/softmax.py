@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from cavs._function.children import wide
 from cavs._jaxpr.mesh_types import vary
+from cavs._jaxpr.promotion import promoting
 from cavs._run.manual_axes import checked_axes
 
 # Bytes of the logits that exist at one time. On a CPU a chunk should be about as large as the last-level cache.
@@ -27,6 +28,7 @@ Outputs: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # the loss, nll (N,
 Derivatives: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # with respect to h, w, b and weight
 
 
+@promoting
 def softmax_loss(
     h: ArrayLike, w: ArrayLike, b: ArrayLike, labels: ArrayLike, weight: ArrayLike | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -51,13 +53,32 @@ def softmax_loss(
         The scalar sum of weight * nll over the rows, which is differentiable with respect to `h`, `w`, `b` and `weight`; and,
         without derivatives, `nll` float[N], the negative log-likelihoods, and whether the label is the most likely class,
         bool[N], also if others are as likely. Rows without a label are meaningless in `nll`, and `False` in the latter.
+
+    Raises:
+        ValueError: if shapes do not fit together, or `labels` are no integers.
     """
     h, w, b, labels = (jnp.asarray(x) for x in (h, w, b, labels))
+    weight = jnp.ones(labels.shape, h.dtype) if weight is None else jnp.asarray(weight)
+    _check(h, w, b, labels, weight)
     has = labels >= 0
-    weight = jnp.where(has, jnp.ones((), h.dtype) if weight is None else jnp.asarray(weight, h.dtype), 0)
+    weight = jnp.where(has, weight.astype(jnp.result_type(h, w, b)), 0)
     h, w, b, labels, weight = (vary(x, checked_axes()) for x in (h, w, b, labels, weight))
     loss, nll, right = _loss(h, w, b, labels, weight)
     return loss, nll, right & has
+
+
+def _check(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array) -> None:
+    """Raises `ValueError` if shapes do not fit together, which would broadcast, or the labels are no integers."""
+    rows, width, classes = len(h) if h.ndim else 0, w.shape[0] if w.ndim else 0, w.shape[-1:]
+    expected = {"h": (rows, width), "w": (width, *classes), "b": classes, "labels": (rows,), "weight": (rows,)}
+    for (name, shape), x in zip(expected.items(), (h, w, b, labels, weight), strict=True):
+        whole = name != "labels" or jnp.issubdtype(x.dtype, jnp.integer)
+        if x.shape != shape or not whole:
+            raise ValueError(
+                f"softmax_loss: {name}: got {x.dtype}{list(x.shape)}; expected {list(shape)}{'' if whole else ' integers'}, as "
+                "features h of shape (N, H) go with w (H, C), b (C,), labels (N,) and weight (N,). Write x.reshape(...), or "
+                "labels.astype(int)."
+            )
 
 
 @jax.custom_vjp
@@ -65,12 +86,14 @@ def _loss(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: j
     return _forward(h, w, b, labels, weight, derivative=False)[0]
 
 
+@promoting
 def _bwd(derivatives: Derivatives, cotangents: Outputs) -> tuple[jax.Array | None, ...]:
     ct = cotangents[0]
     h, w, b, weight = ((ct * d).astype(d.dtype) for d in derivatives)
     return h, w, b, None, weight
 
 
+@promoting
 def _forward(
     h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array, derivative: bool
 ) -> tuple[Outputs, Derivatives | None]:
@@ -92,6 +115,7 @@ def _forward(
             return sums, (nll, picked >= top)
         hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
         g = weight[:, None] * ((exp / total[:, None]).astype(logits.dtype) - hit)
+        g = jnp.where(weight[:, None] == 0, 0, g)
         return [sums[0], sums[1] + h.T @ g, sums[2] + g.sum(0)], (nll, picked >= top, g @ w.T)
 
     def split(x: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from cavs._function.children import (
     REDUCTIONS,
@@ -18,12 +19,13 @@ from cavs._function.children import (
     unstack_rows,
     wide,
 )
-from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
+from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of, domains
 from cavs._function.products import rows_times_matrix
 from cavs._function.raw_keys import from_stored, is_key, key_impl, to_stored
+from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.equations import bind, is_float, value_of, values
 from cavs._jaxpr.hold_back import barrier, late_zero
-from cavs._jaxpr.jaxprs import Atom, Env, Eqn
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, opened
 from cavs.kernels import Target, computed_once
 
 # Each element of the result depends on the same element of the operands: no `vmap` is needed, which takes longer to trace.
@@ -77,12 +79,39 @@ def evaluate(
             z = product(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), w, axis, *how)
             z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
+        elif is_choice(eqn) and of[0] != STATIC and len(args[0]):
+            outs = _every_branch(eqn, args, of, product)
         else:
             axes = [0 if d != STATIC else None for d in of]
             outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
+
+
+def _every_branch(
+    eqn: Eqn, args: Sequence[jax.Array], of: Sequence[Domain], product: Callable[..., jax.Array]
+) -> list[jax.Array]:
+    """Runs every branch of a `cond` whose rows choose, and selects. `jax.vmap` of it would give each row weights of its own.
+
+    Rows that do not take a branch repeat one that does, so that neither the branch nor its derivative is infinite for them.
+    """
+    which, outs = args[0], list[jax.Array]()
+    for number, branch in enumerate(eqn.params["branches"]):
+        (jaxpr, consts), taken = opened(branch), which == number
+        one, some = jnp.argmax(taken), taken.any()  # if no row takes it, nothing is differentiated
+        given = [
+            jnp.where(some, x, lax.stop_gradient(x))
+            if domain == STATIC
+            else jnp.where(column(taken, x), x, lax.stop_gradient(x[one]))
+            for x, domain in zip(args[1:], of[1:], strict=True)
+        ]
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *given), strict=True))
+        domain = domains(jaxpr.eqns, dict(zip(jaxpr.invars, of[1:], strict=True)))
+        evaluate(jaxpr.eqns, env, domain, product=product)
+        found = [value_at(x, of[0], len(which), env, domain) for x in jaxpr.outvars]
+        outs = [jnp.where(column(taken, x), x, before) for x, before in zip(found, outs, strict=True)] if outs else found
+    return outs
 
 
 def _between_rows_and_edges(

@@ -18,6 +18,7 @@ from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Jaxpr
+from cavs._jaxpr.promotion import promoting
 
 REDUCERS = ("sum", "mean", "max", "softmax")
 OfChild: TypeAlias = Callable[[list[jax.Array]], PyTree]
@@ -46,6 +47,7 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
         weight = jnp.exp(score - spread(top, call))
         total = reduce_sum(wide(weight), call)
 
+        @promoting
         def mixed(x: ArrayLike) -> jax.Array:
             x = weight * x
             return (reduce_sum(wide(x), call) / total).astype(x.dtype)
@@ -114,8 +116,9 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
         leaves = with_rules_per_child(cast(Jaxpr, closed.jaxpr), closed.consts, apart, stored, lambda x: varying(x, slot))
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
-    out = jax.vmap(of_one)(jnp.arange(size), *(stack_p.bind(x, size=size) for x in child))
-    there = jnp.arange(size) < count
+    slots = jnp.arange(size, dtype=count.dtype)
+    out = jax.vmap(of_one)(slots, *(stack_p.bind(x, size=size) for x in child))
+    there = slots < count
 
     def only(x: ArrayLike, rest: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)
@@ -132,7 +135,7 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
         return jax.tree.map(reduced, out)
     score, value = score_and_value(out, (size,))
     weight = jax.nn.softmax(only(score, -jnp.inf))
-    return jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), value)
+    return jax.tree.map(promoting(lambda x: jnp.tensordot(weight, x, 1)), value)
 
 
 def score_and_value(out: PyTree, shape: tuple[int, ...] = ()) -> tuple[jax.Array, PyTree]:
@@ -156,6 +159,7 @@ def _counted(x: jax.Array) -> jax.Array:
     return x.astype(jnp.int32) if x.dtype == bool else x
 
 
+@promoting
 def _reduced(total: jax.Array, count: jax.Array, reduce: str, x: jax.Array) -> jax.Array:
     """Returns a sum or mean over children from the sum of what `wide` returned for `x`."""
     if reduce == "sum":

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from cavs._function.children import MSG_ESCAPED
 from cavs._function.domains import STATIC, Domains, domain_of, domains
 from cavs._function.raw_keys import key_impl
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import Program
-from cavs._jaxpr.jaxprs import Eqn, bodies_in
+from cavs._jaxpr.equations import Program, bind
+from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, bodies_in, opened
 from cavs._jaxpr.source_lines import line_of, line_of_error, raised_by_jax
 
 # What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
@@ -67,6 +67,7 @@ _OF_FIRST_KEY: dict[str | None, tuple[str, ...]] = {
     "rbg": ("random_bits", "random_gamma"),
     "unsafe_rbg": ("random_bits", "random_gamma", "random_split", "random_fold_in"),
 }
+_VERTICES = 1 << 30  # how many vertices an equation is traced for: more than any axis in F has
 MSG_GENERATOR = (
     "F draws random numbers from keys of the generator {impl!r}{where}. For a batch of such keys, JAX draws from the first. "
     "The numbers of a vertex would depend on other vertices, and differ where the backward pass draws them again. Write "
@@ -136,17 +137,32 @@ def check_program(program: Program, known: Domains, fn: Callable[..., None]) -> 
                 f"F closes over a traced value of shape {value.shape}{defined(fn)}; F is traced once and kept, so it may only "
                 "close over constants. Pass the value through params or inputs."
             )
-    found = {e: impl for e in program.eqns if (impl := _draws_from_first_key(e)) is not None}
+    found = {e: impl for e in program.eqns if (impl := _draws_from_first_key(e, least=0)) is not None}
     domain = domains(program.eqns, known) if found else {}
     for e, impl in found.items():
-        if any(domain_of(x, domain) != STATIC for x in e.invars):
+        if any(map(_draws_from_first_key, _of_vertices(e, [domain_of(x, domain) == STATIC for x in e.invars]))):
             raise ValueError(MSG_GENERATOR.format(impl=impl, where=line_of(e) or defined(fn)))
 
 
-def _draws_from_first_key(eqn: Eqn) -> str | None:
-    """Returns the generator of which an equation, or one inside of it, would draw for a batch of keys from the first key."""
-    drawn = (impl for x in eqn.invars if eqn.primitive.name in _OF_FIRST_KEY.get(impl := key_impl(x.aval), ()))
-    inside = (_draws_from_first_key(e) for body in bodies_in(eqn) for e in body.eqns)
+def _of_vertices(eqn: Eqn, static: Sequence[bool]) -> Sequence[Eqn]:
+    """Returns the equations that run one for many vertices. `static`: which operands are the same for all of them."""
+    axes = tuple(None if is_static else 0 for is_static in static)
+    shapes = [
+        x.aval.shape if is_static else (_VERTICES, *x.aval.shape) for x, is_static in zip(eqn.invars, static, strict=True)
+    ]
+    batched = jax.vmap(lambda *args: bind(eqn, args), axes, axis_size=_VERTICES)
+    given = [jax.ShapeDtypeStruct(shape, x.aval.dtype) for shape, x in zip(shapes, eqn.invars, strict=True)]
+    return opened(cast(ClosedJaxpr, jax.make_jaxpr(batched)(*given)))[0].eqns
+
+
+def _draws_from_first_key(eqn: Eqn, least: int = _VERTICES) -> str | None:
+    """Returns the generator of which an equation, or one inside of it, would draw for a batch of keys from the first key.
+
+    `least`: the size of the batch at least, 0 for one key.
+    """
+    keys = (x.aval for x in eqn.invars if max(x.aval.shape, default=0) >= least)
+    drawn = (impl for x in keys if eqn.primitive.name in _OF_FIRST_KEY.get(impl := key_impl(x), ()))
+    inside = (_draws_from_first_key(e, least) for body in bodies_in(eqn) for e in body.eqns)
     return next((impl for impl in (*drawn, *inside) if impl is not None), None)
 
 

@@ -14,6 +14,7 @@ from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_fun
 from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.memo import MEMO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,10 @@ class VertexFunction(Generic[Pushed]):
         self.nests_gather_all = False  # set when F is traced and calls `gather_all` within `gather_all`
         # The kinds, by number, of vertices with children, if their tasks mix kinds (`_function.mixed`).
         self.mixes: dict[int, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: no results that were computed once for this object."""
+        return {name: x for name, x in vars(self).items() if name != MEMO}
 
     def __repr__(self) -> str:
         names = {kind: getattr(fn, "__name__", type(fn).__name__) for kind, fn in self.fns.items()}

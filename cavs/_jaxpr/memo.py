@@ -8,6 +8,8 @@ P = ParamSpec("P")
 Owner = TypeVar("Owner")
 R = TypeVar("R")
 
+MEMO = "_memo"  # the attribute of an object that holds the results
+
 
 def memoized(fn: Callable[Concatenate[Owner, P], R]) -> Callable[Concatenate[Owner, P], R]:
     """Decorates a function of an object and of hashable arguments: it runs once for each object and its arguments.
@@ -36,4 +38,4 @@ def _name(fn: Any) -> str:
 
 
 def _memo(owner: Any) -> dict[str, dict[Any, Any]]:
-    return vars(owner).setdefault("_memo", {})
+    return vars(owner).setdefault(MEMO, {})

@@ -26,6 +26,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, bodies_in, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
+from cavs._jaxpr.promotion import promoting
 
 Arrays: TypeAlias = list[jax.Array]
 Tangents: TypeAlias = list[jax.Array | None]  # `None` for zeros, and for integers
@@ -90,7 +91,7 @@ def replaceable(
     it is `local`, it can run in this process alone, and `other` is exported.
     """
 
-    return as_call(lambda flat: _replaceable(flat(fn), flat(other), batched, local))
+    return as_call(lambda flat: _replaceable(flat(promoting(fn)), flat(promoting(other)), batched, local))
 
 
 def _replaceable(run: Flat, other: Flat, batched: bool, local: bool) -> Rules:

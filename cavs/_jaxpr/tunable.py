@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jex
 
 from cavs._graphs.pytree import PyTree
@@ -63,6 +64,7 @@ def tuned(
     """Returns a function of pytrees of arrays, whose tunable calls have these options. `look` is given the calls."""
 
     def run(*args: PyTree) -> PyTree:
+        args = jax.tree.map(jnp.asarray, args)  # the schedule of a plan is of NumPy
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         closed = with_options(cast(ClosedJaxpr, closed), options)
         look(list(calls_in(opened(closed)[0])))

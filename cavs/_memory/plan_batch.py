@@ -329,6 +329,7 @@ def plan(
     if segments is not None and (not isinstance(segments, int) or segments < 1):
         raise ValueError(f"plan: segments: got {segments!r}; expected an int >= 1. Write segments=16.")
     ways = names_of(names, "plan", ("keep", "recompute"))
+    params = _with_arrays(params)
     options = compiler_options(wanted, bytes_of_arrays(params))
     gradient = BatchGradient(loss, params, data, ways, data.choices(parts, segments), options)
     found = BatchPlan(gradient, chosen(gradient, wanted), wanted)
@@ -382,10 +383,15 @@ def load(
         raise ValueError(
             f"load: batch: got {counted(len(data), data.noun)}; expected {count}, as in the plan. Write batch[:{count}]."
         )
-    ways = names_of(names, "load", ("keep", "recompute"))
+    ways, params = names_of(names, "load", ("keep", "recompute")), _with_arrays(params)
     choices = sorted({choice, *data.choices(None, None)}, key=lambda choice: choice.divisor)
     gradient = BatchGradient(loss, params, data, ways, choices, compiler_options(budget, bytes_of_arrays(params)))
     return BatchPlan(gradient, choice, budget)
+
+
+def _with_arrays(params: PyTree) -> PyTree:
+    """Returns the parameters, numbers as arrays."""
+    return jax.tree.map(lambda x: x if hasattr(x, "shape") else jnp.asarray(x), params)
 
 
 def divided(batch: Any, collate: Collate | None, axis: Any) -> DividedArrays | DividedGraphs:

@@ -28,6 +28,7 @@ from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Var, bodies_in, is_var, opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.names import WHOLE_BATCH
+from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.running_sums import run_and_add
 from cavs._jaxpr.source_lines import line_of
 from cavs._stages.cotangents import differentiated, instantiated, with_differentiated
@@ -47,6 +48,11 @@ MSG_MIXED = (
 MSG_TERM = (
     "{function}: loss: got a sum over graphs together with a term of the parameters alone{where}, which every part would add; "
     "expected such a term beside a total. Write cavs.data.total(losses) + penalty(params) for losses.sum() + penalty(params)."
+)
+MSG_MEAN = (
+    "{function}: loss: got a mean over one part{where}, which would be added up over the parts; expected a sum over graphs, or "
+    "cavs.data.mean and cavs.data.total. Write cavs.data.mean(losses) for losses.mean(), cavs.data.total(a) / "
+    "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(losses.mean()) for the sum of the means of all parts."
 )
 MSG_INSIDE = (
     "{function}: loss: got cavs.data.total or cavs.data.mean inside {name}{where}; expected it outside of loops, conditions, "
@@ -111,7 +117,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
 
     Args:
         loss: `loss(params, batch)`, a scalar: a sum over the graphs of the batch, or computed from `cavs.data.total` and
-            `cavs.data.mean` and the parameters. Other means and maxima are of one sub-batch, and would be added up.
+            `cavs.data.mean` and the parameters. Maxima are of one sub-batch, and would be added up.
         has_aux: whether `loss` returns `(loss, aux)`. The arrays of `aux` are added up, if they do not follow from totals; they
             have no gradient.
 
@@ -123,7 +129,8 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
     Raises:
         ValueError: when it is called, if sub-batches differ in their shapes.
         TypeError: when it is called, if `stacks` is not a list, or `loss` does not return a float scalar, adds a sum
-            over graphs to a total, or a term of the parameters alone to a sum over graphs, or takes totals inside a loop.
+            over graphs to a total, or a term of the parameters alone to a sum over graphs, is a mean over one sub-batch, or
+            takes totals inside a loop.
     """
     if not callable(loss):
         raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")
@@ -305,6 +312,7 @@ class PartedLoss:
         known = dict(zip(which, sums_of(which) if which else [], strict=True))
         return dict(zip(floats, derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)]), strict=True))
 
+    @promoting
     def weighed(self, sums: Arrays, terms: Arrays, weights: dict[int, jax.Array]) -> jax.Array:
         """Returns the function of one part whose gradients add up to that of the loss."""
         if not self.is_whole[0]:
@@ -355,13 +363,18 @@ def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
     if any(x in of_part and x in of_whole for x in outs if is_var(x)):
         raise TypeError(MSG_MIXED.format(function=function))
     is_whole = [is_var(x) and x in of_whole for x in outs]
-    if not is_whole[0] and (term := _term_of_params(jaxpr, count)):
-        raise TypeError(MSG_TERM.format(function=function, where=line_of(term)))
+    if not is_whole[0] and (wrong := _no_sum(jaxpr, count)):
+        message, eqn = wrong
+        if message is MSG_TERM or function == "sub_batched" and parts > 1:  # `plan` compares the numbers
+            raise TypeError(message.format(function=function, where=line_of(eqn)))
     return PartedLoss(jaxpr.invars[:count], jaxpr.invars[count:], before, after, outs, is_whole, totals, parts)
 
 
-def _term_of_params(jaxpr: Jaxpr, count: int) -> Eqn | None:
-    """Returns an equation that adds a term of the parameters alone to the loss of one part; `None` if there is none."""
+def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
+    """Returns why the loss of one part is no sum over graphs, a message, and the equation; `None` if nothing was found.
+
+    Such an equation adds a term of the parameters alone, or divides by what the part determines, as a mean does.
+    """
     eqns: list[Eqn] = []
     todo = inlined(jaxpr, {}, eqns, _CALLS)[:1]
     of_params, of_part = (depends(eqns, {*given}) for given in (jaxpr.invars[:count], jaxpr.invars[count:]))
@@ -374,9 +387,20 @@ def _term_of_params(jaxpr: Jaxpr, count: int) -> Eqn | None:
         read = [x for x in eqn.invars if is_var(x)]
         more, is_sum = [x for x in read if x in of_part], eqn.primitive.name in _SUMS
         if is_sum and any(x in of_params and x not in of_part for x in read):
-            return eqn
+            return MSG_TERM, eqn
+        if eqn.primitive.name == "div" and (len(more) == 2 or _is_mean(eqn, made_by)):
+            return MSG_MEAN, eqn
         todo += more if is_sum or eqn.primitive.name in _SCALES and len(more) == 1 else []
     return None
+
+
+def _is_mean(eqn: Eqn, made_by: dict[Var, Eqn]) -> bool:
+    """Returns whether a quotient is a sum of values, divided by their number."""
+    x, by = eqn.invars
+    made = made_by.get(x) if is_var(x) else None
+    if made is None or made.primitive.name != "reduce_sum" or is_var(by):
+        return False
+    return bool(by.val * eqn.outvars[0].aval.size == made.invars[0].aval.size)
 
 
 def _is_total(eqn: Eqn) -> bool:

@@ -124,8 +124,12 @@ def utf8_of_lines(reader: str, lines: Iterable[str]) -> tuple[str, bytes]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Reads the lines of a text file. Lines end with `\\n` or `\\r\\n` only (`str.splitlines` splits at eight more)."""
-    return [line.removesuffix("\r") for line in read_utf8(path).decode("utf-8").split("\n")]
+    """Reads the lines of a text file.
+
+    Lines end with `\\n` or `\\r\\n` only (`str.splitlines` splits at eight more), or with `\\r` in a file without `\\n`.
+    """
+    text = read_utf8(path).decode("utf-8")
+    return [line.removesuffix("\r") for line in text.split("\n" if "\n" in text else "\r")]
 
 
 def words_in(line: str) -> list[str]:

@@ -28,8 +28,10 @@ from cavs._stages.cotangents import (
     mask_rows,
     no_rows,
     not_one,
+    once,
     put_rows,
     rows_of_push,
+    summed_rows,
     take_rows,
     zero_cotangent,
 )
@@ -57,7 +59,7 @@ def backward(
     after = [x for i, x in enumerate(saved.states) if i not in job.plan.overwritten]
     # Other zeros than the forward's.
     batch = engine.batch(job, sched)._replace(zeros=Zeros(after_forward, after, start=1000))
-    known = _no_cotangents(batch, saved)
+    known = _no_cotangents(batch, saved, in_16_bits=engine.one_launch or sched.shape.forest)
     if (push_states := job.plan.push_states) is not None:
         known = _pushed_states_back(known, batch, push_states, engine, select, cts)
     else:
@@ -77,11 +79,14 @@ def backward(
         return _with_leaves(batch, engine, saved, gradients, leaves)
 
 
-def _no_cotangents(batch: Batch, saved: Saved) -> Cotangents:
-    """Returns the cotangents before the pushes have added to them."""
+def _no_cotangents(batch: Batch, saved: Saved, in_16_bits: bool) -> Cotangents:
+    """Returns the cotangents before the pushes have added to them.
+
+    Unless those of 16-bit states may be `in_16_bits`, they are in float32, as many parents may add to a row.
+    """
     return Cotangents(
         states={
-            i: batch.zeros(b.shape, b.dtype)
+            i: batch.zeros(b.shape, b.dtype if in_16_bits else jnp.result_type(b, jnp.float32))
             for i, b in enumerate(saved.states)
             if is_float(b) and i not in batch.plan.overwritten
         },
@@ -112,14 +117,14 @@ def _pushed_states_back(
         g, number = by_number(g, push_states, index, cts, batch.sched.shape.rows, unique=select is None)
         return known._replace(states=g, row=number)
     for i, ct in zip(push_states, cts, strict=True):
-        add_rows(g, i, index, ct)
+        add_rows(g, i, index, ct if select is None else once(ct, index, batch.sched.shape.rows))
     return known
 
 
 def _of_all_vertices(batch: Batch, select: jax.Array, cts: list[Cotangent]) -> list[Cotangent]:
     """Spreads the cotangents of the selected pushes, (M, ...), to the pushes of all vertices, (Vp, ...)."""
     return [
-        jnp.zeros((batch.sched.shape.vertices, *a.shape), a.dtype).at[select].add(ct, mode="drop") if is_float(a) else ct
+        summed_rows(jnp.asarray(ct), select, batch.sched.shape.vertices) if is_float(a) else ct
         for a, ct in zip(batch.plan.push_avals, cts, strict=True)
     ]
 
@@ -154,7 +159,7 @@ def _leaves_back(
         count = sched.leaf_count[k]
         real = jnp.arange(size) < count
         mine = [
-            mask_rows(window(g[i], sched.leaf_row[k], size), real) if i in g else zero_cotangent(b[:size])
+            mask_rows(window(g[i], sched.leaf_row[k], size), real).astype(b.dtype) if i in g else zero_cotangent(b[:size])
             for i, b in enumerate(saved.states)
         ]
         if plan.push_states is None:

@@ -28,6 +28,7 @@ from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.ruled import replaceable
 from cavs._jaxpr.tunable import tunable
 from cavs._run.adjoint import backward
@@ -225,5 +226,6 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
             return backward(own, Schedule(data, job.shape), engine, saved, select, cts)
 
     # JAX transposes outside of `run`.
-    passes = always_compiled(primal), always_compiled(forward_saving), always_compiled(reverse)
+    run_back = always_compiled(promoting(reverse))
+    passes = always_compiled(promoting(primal)), always_compiled(promoting(forward_saving)), run_back
     return Sweep(*map(without_empty, passes)) if engine.one_launch else Sweep(*passes)

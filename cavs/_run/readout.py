@@ -11,6 +11,7 @@ from cavs._function.children import wide
 from cavs._function.evaluate import column
 from cavs._function.gather_all import REDUCERS
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.promotion import promoting
 from cavs._schedule.schedule import Schedule, check_schedule
 
 Tree = TypeVar("Tree")
@@ -22,6 +23,7 @@ def readout(
 ) -> jax.Array: ...
 @overload
 def readout(values: Tree, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None) -> Tree: ...
+@promoting
 def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None) -> PyTree:
     """Reduces values of vertices to one value per graph (the readouts of Gilmer et al., 2017, section 2).
 

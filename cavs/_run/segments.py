@@ -167,7 +167,7 @@ class _Chosen(NamedTuple):
 def _chosen(loop: _Loop, step: _Step, segments: SegmentArrays, select: jax.Array | None) -> _Chosen:
     given, shape = loop.shape
     if select is None:
-        return _Chosen(jnp.arange(given, shape.vertices), None, step.vertex[given:])
+        return _Chosen(jnp.arange(given, shape.vertices, dtype=jnp.int32), None, step.vertex[given:])
     mine = segments.segment.at[select].get(mode="clip") == step.number
     return _Chosen(jnp.where(mine, segments.place.at[select].get(mode="clip"), 0), mine, step.vertex)
 

@@ -79,7 +79,13 @@ def add_rows(g: Floats, i: int, index: jax.Array, ct: Cotangent) -> None:
         rows = not_one(index)
         if rows is not index:
             ct = jnp.concatenate([ct, jnp.zeros_like(ct)])
-        g[i] = g[i].at[rows].add(ct, mode="promise_in_bounds")
+        g[i] = g[i].at[rows].add(ct.astype(g[i].dtype), mode="promise_in_bounds")
+
+
+def summed_rows(ct: jax.Array, index: jax.Array, rows: int) -> jax.Array:
+    """Returns (rows, ...), sums of the rows of `ct` with the same `index`, in float32: bfloat16 cannot count to 257."""
+    zeros = jnp.zeros((rows, *ct.shape[1:]), jnp.result_type(ct, jnp.float32))
+    return zeros.at[index].add(ct.astype(zeros.dtype), mode="drop").astype(ct.dtype)
 
 
 def not_one(index: jax.Array) -> jax.Array:
@@ -103,13 +109,25 @@ def by_number(
     Returns:
         The cotangents of state leaves, (M, ...), and (rows,) int32: for each row of the dynamic tensors its row in them, or -1.
     """
-    number = jnp.full(rows, -1, jnp.int32).at[index].set(jnp.arange(index.shape[0], dtype=jnp.int32))
+    number = _numbers(index, rows)
     found: Floats = {}
     for i, ct in zip(pushed, cts, strict=True):
         if i in g:
-            ct = ct if unique else jnp.zeros_like(ct).at[get_rows(number, index)].add(ct)
+            ct = ct if unique else summed_rows(jnp.asarray(ct), get_rows(number, index), ct.shape[0])
             found[i] = found[i] + ct if i in found else jnp.asarray(ct)
     return found, number
+
+
+def once(ct: Cotangent, index: jax.Array, rows: int) -> Cotangent:
+    """Returns 16-bit rows in which one of those that are added to the same row is their sum, and the others are zeros."""
+    if ct.dtype == jax.dtypes.float0 or ct.dtype.itemsize >= 4:
+        return ct
+    return summed_rows(jnp.asarray(ct), get_rows(_numbers(index, rows), index), ct.shape[0])
+
+
+def _numbers(index: jax.Array, rows: int) -> jax.Array:
+    """Returns (rows,) int32, for each row its place in `index`, or -1."""
+    return jnp.full(rows, -1, jnp.int32).at[index].set(jnp.arange(index.shape[0], dtype=jnp.int32))
 
 
 def no_rows(inputs: list[jax.Array]) -> InputCotangents:

@@ -39,7 +39,7 @@ def over_batches(fun: OneStep, state: PyTree, batches: Batches, *, different: st
     """
     if batches.filled is not None:
         assert batches.count is not None
-        return _run_filled(fun, state, batches.tree, batches.filled, batches.count)
+        return _run_filled(fun, state, batches.stack, batches.filled, batches.count)
 
     def many(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
         if batches.count is not None:
@@ -47,7 +47,7 @@ def over_batches(fun: OneStep, state: PyTree, batches: Batches, *, different: st
         state, metrics = fun(state, tree)
         return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
 
-    return many(state, batches.tree) if batches.mesh is None else _divided(many, state, batches, different)
+    return many(state, batches.stack) if batches.mesh is None else _divided(many, state, batches, different)
 
 
 def _run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
@@ -74,7 +74,7 @@ def _run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, l
 
 
 def _divided(fun: OneStep, state: PyTree, batches: Batches, different: str) -> tuple[PyTree, PyTree]:
-    """Runs `fun` on each device of the mesh of `batches`, with the part of `batches.tree` of that device."""
+    """Runs `fun` on each device of the mesh of `batches`, with the part of `batches.stack` of that device."""
     assert batches.mesh is not None
     (axis,) = batches.mesh.axis_names
     before = 0 if batches.count is None else 1
@@ -87,7 +87,7 @@ def _divided(fun: OneStep, state: PyTree, batches: Batches, different: str) -> t
         return out
 
     spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
-    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)(state, batches.tree)
+    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)(state, batches.stack)
 
 
 UNROLL = 4  # training steps in one CUDA graph

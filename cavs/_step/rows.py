@@ -18,9 +18,11 @@ from cavs._function.children import wide
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.mesh_types import unchecked, untyped, vary
 from cavs._jaxpr.names import WHOLE_BATCH
+from cavs._jaxpr.promotion import promoting
 from cavs._run.manual_axes import checked_axes, devices
 
 
+@promoting
 def total(x: ArrayLike) -> jax.Array:
     """Sums an array over all its elements, and over the whole batch: all devices of a step, all parts of a memory plan.
 
@@ -44,6 +46,7 @@ def total(x: ArrayLike) -> jax.Array:
     return checkpoint_name(found, WHOLE_BATCH)
 
 
+@promoting
 def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
     """The mean of an array, as `jnp.mean`, but over the whole batch: all devices of a step, all parts of a memory plan.
 

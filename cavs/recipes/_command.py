@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import jax
 
 import cavs
-from cavs.recipes._options import Mistake, Parser, add_options, check_file, converted, kinds_of, read_toml, suggestion
+from cavs.recipes._options import Mistake, Parser, add_options, check_file, converted, flag, kinds_of, read_toml, suggestion
 from cavs.recipes._recipe import Recipe
 from cavs.recipes._report import out_of_memory
 from cavs.recipes._train import saved, train, tune
@@ -29,10 +29,10 @@ ALIASES = {
 # Errors of the user, whose message is enough.
 ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError)
 # The arguments that a `ProgramError` begins with, as the user writes them.
-FLAGS = {"train": "FILE", "dev": "--dev, or what FILE holds out", "inputs": "--embedding-size"}
-FLAGS |= {name: f"--{name}" for name in ("test", "program", "layers")}
+FLAGS = {name: flag(name, part=True) for name in ("train", "dev", "test", "program", "layers")}
+FLAGS["inputs"] = "--embedding-size"
 # How numbers are printed in a table, by column. JSON has all digits.
-DIGITS = {"prediction": ".6g", "probability": ".4f", "log_probability": ".3f", "perplexity": ".2f"}
+DIGITS = {"prediction": "z.6g", "probability": ".4f", "log_probability": "z.3f", "perplexity": ".2f"}  # z: no negative zero
 PICTURES = (".png", ".pdf", ".svg")
 HEARTBEAT = 20  # seconds without an answer after which a process counts as dead
 MSG_DISTRIBUTED = (

@@ -81,12 +81,14 @@ def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple
     notes = []
     for name, found in of_parts.items():
         if not found.size:
-            got = f"{flag(name)}: got no labels in the {PARTS[name]} part of the data; expected some in each"
+            got = f"{flag(name, part=True)}: got no labels in the {PARTS[name]} part of the data; expected some in each"
             raise Mistake(f"{got}. Write --dev FILE, or another --seed, which chooses what FILE holds out.")
         unseen = [repr(labels[i]) for i in np.setdiff1d(found, of_parts["train"]).tolist()]
         if unseen:
             more = ", ..." if len(unseen) > 5 else ""
-            notes.append(f"--{name}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}")
+            notes.append(
+                f"{flag(name, part=True)}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}"
+            )
     return tuple(notes)
 
 

@@ -148,8 +148,10 @@ def converted(values: Mapping[str, Any], kinds: Mapping[str, type], where: str) 
     return found
 
 
-def flag(name: str) -> str:
-    """Returns an option as the user writes it: `FILE` or `--name`."""
+def flag(name: str, part: bool = False) -> str:
+    """Returns an option as the user writes it: `FILE` or `--name`; or with `part`, where that part of the data is from."""
+    if part and name == "dev":
+        return "--dev, or what FILE holds out"
     return "FILE" if name in ("train", "file") else "--" + name.replace("_", "-")
 
 

@@ -173,8 +173,9 @@ def _loop(run: Run, keeper: cavs.data.Keeper, messages: Messages) -> None:
                 held_out = run.evaluate(state[0], "dev")
                 messages.evaluated(best=keeper.score(state, held_out, best=state[0]))
                 scores = {"held_out_loss": held_out["loss"] / max(held_out["count"], 1), "score": recipe.score(held_out)}
+                place = {"step": run.loader.seen, "epoch": run.loader.epoch, "batch": run.loader.batch}  # as in other reports
                 for write in writers:
-                    write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
+                    write(place | scores)
 
 
 def _writers(options: RunOptions, folder: Path) -> list[Callable[[dict[str, float]], object]]:

@@ -111,7 +111,7 @@ class LanguageModel(recipes.Recipe):
                     yield {"sentence": number, "word": i, "text": word, "log_probability": -x}
             else:
                 perplexity = _perplexity(nll.mean()) if text else math.nan
-                yield {"sentence": number, "log_probability": -float(nll.sum()), "perplexity": perplexity, "text": text}
+                yield {"sentence": number, "log_probability": 0 - float(nll.sum()), "perplexity": perplexity, "text": text}
 
     @classmethod
     def graphs(cls, path: str) -> cavs.Graphs:

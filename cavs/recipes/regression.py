@@ -46,7 +46,7 @@ class Regression(recipes.Recipe):
     def read(cls, options: RegressionOptions) -> Data:
         parts = cls.read_parts(options)
         at = _where(options, parts["train"])
-        parts = {name: _with_targets(g, at, recipes.flag(name)) for name, g in parts.items()}
+        parts = {name: _with_targets(g, at, recipes.flag(name, part=True)) for name, g in parts.items()}
         words, vectors = recipes.vocabulary(options, parts)
         parts = {name: g.with_vocab(words, UNKNOWN) for name, g in parts.items()}
         program, arity, reads = vp.choose_program(options.program, parts, options.layers)

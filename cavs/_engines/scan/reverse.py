@@ -93,7 +93,7 @@ def backward_levels(
         k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))
         cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
         cts = {v: together([x], v.aval.shape) for v, x in cts.items()}
-        cts |= {v: _rows_of_states(kind, sched, g[i]) for v, i in kind.own.items()}
+        cts |= {v: _rows_of_states(kind, sched, g[i]).astype(v.aval.dtype) for v, i in kind.own.items()}
         for v in (*kind.reused, *kind.own):  # padding holds what the forward kept, and other rows
             cts[v] = mask_rows(cts[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
         cts = with_whole(kind, cts)

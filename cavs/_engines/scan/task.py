@@ -204,7 +204,7 @@ def _known(kind: Kind, memory: Memory, g: StateCotangents, span: RowSpan, row: I
             kept[v] = window(x, row, span.size)
     # What is overwritten later is read by number, not as a slice: XLA would fuse a slice past the write, and copy the tensor.
     own = row + jnp.arange(span.size)
-    kept |= {v: get_rows(g[i], own) for i, v in part.reverse.state_cts.items()}
+    kept |= {v: get_rows(g[i], own).astype(v.aval.dtype) for i, v in part.reverse.state_cts.items()}
     for cut, n in kind.reused.items():
         edge = kind.level[cut] == EDGE
         index = span.edge_start + jnp.arange(span.edges) if edge else span.start + jnp.arange(span.size)
@@ -258,5 +258,5 @@ def _with_children(
             index = jnp.where(index > 0, index, g[i].shape[0] - 1)
             g[i] = g[i].at[index].set(cts, mode="promise_in_bounds")
         else:
-            g[i] = g[i].at[index].add(cts, mode="promise_in_bounds")
+            g[i] = g[i].at[index].add(cts.astype(g[i].dtype), mode="promise_in_bounds")
     return g
