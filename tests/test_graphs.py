@@ -187,11 +187,11 @@ def test_with_vocab_renumbers_words():
     assert again.input_id.tolist() == [0, -1, 2, 1] and again.vocab == ("c", "<unk>", "a")
     assert_same(again.with_vocab(again.vocab), again)
     assert graphs.with_vocab(dict.fromkeys("cba").keys()).vocab == ("c", "b", "a")
-    for vocab in ("abc", None, {"a", "b"}, frozenset("a")):
+    for vocab in ("abc", None, 3, {"a", "b"}, frozenset("a"), graphs):
         with pytest.raises(TypeError, match="with_vocab: vocab: got .*; expected a list of words. Write with_vocab"):
             graphs.with_vocab(vocab)
-    with pytest.raises(TypeError, match="with_vocab: vocab: got a Graphs among the words; expected str. Write with_vocab"):
-        graphs.with_vocab(graphs)
+    with pytest.raises(TypeError, match="with_vocab: vocab: got a int among the words; expected str. Write with_vocab"):
+        graphs.with_vocab(["a", 3])
     with pytest.raises(ValueError, match="unknown: got 'b'; expected a word of vocab"):
         graphs.with_vocab(["a"], unknown="b")
     with pytest.raises(ValueError, match="without a vocab"):

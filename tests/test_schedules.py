@@ -44,6 +44,8 @@ def test_fields_that_the_graphs_do_not_have() -> None:
         cavs.schedule(graphs, fields=("input_id", "label"))
     with pytest.raises(TypeError, match=r"fields: got 'label'; expected a sequence of names. Write fields=\('label',\)"):
         cavs.schedule(graphs, fields="label")
+    with pytest.raises(TypeError, match=r"fields: got None; expected a sequence of names. Write fields=\(\)"):
+        cavs.schedule(graphs, fields=None)
     with pytest.raises(
         ValueError, match=r"fields: got 'label'; expected \(\), as the graphs have none of \('input_id', 'label',"
     ):

@@ -297,10 +297,10 @@ class Graphs:
             The same graphs with new `input_id` and `vocab`.
 
         Raises:
-            TypeError: `vocab` is a str, a set or `None`, or has a word that is no str.
+            TypeError: `vocab` is a str, a set or no sequence, or has a word that is no str.
             ValueError: these graphs have no `vocab`, or `unknown` is not in `vocab`.
         """
-        if vocab is None or isinstance(vocab, str | set | frozenset):  # a set has another order in each process
+        if not isinstance(vocab, Iterable) or isinstance(vocab, str | set | frozenset):  # a set has an order of each process
             got = f"{vocab!r:.60}"
             raise TypeError(f"with_vocab: vocab: got {got}; expected a list of words. Write with_vocab(train.vocab).")
         vocab = tuple(vocab)
@@ -311,7 +311,8 @@ class Graphs:
             raise ValueError("with_vocab: got graphs without a vocab; expected graphs that were read or built with words.")
         index = {word: i for i, word in enumerate(vocab)}
         if unknown is not None and unknown not in index:
-            raise ValueError(f"unknown: got {unknown!r}; expected a word of vocab. Add it to vocab, or write unknown=None.")
+            got = f"got {unknown!r}; expected a word of vocab"
+            raise ValueError(f"with_vocab: unknown: {got}. Add it to vocab, or write unknown=None.")
         fallback = -1 if unknown is None else index[unknown]
         table = np.array([index.get(word, fallback) for word in self.vocab] + [-1], np.int32)
         return dataclasses.replace(self, input_id=table[self.input_id], vocab=vocab)

@@ -1,6 +1,6 @@
 """The BFS scheduler: Cavs' Algorithm 1 as one counting sort by height."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,9 +92,10 @@ def options_of(function: str, graphs: Graphs, options: Options) -> Options:
         if (got := getattr(options, name)) not in allowed:
             *others, last = map(repr, allowed)
             raise ValueError(f"{function}: {name}: got {got!r}; expected {', '.join(others)} or {last}.")
-    if isinstance(options.fields, str):
+    if isinstance(options.fields, str) or not isinstance(options.fields, Iterable):
         got = repr(options.fields)
-        raise TypeError(f"{function}: fields: got {got}; expected a sequence of names. Write fields=({got},).")
+        write = f"({got},)" if isinstance(options.fields, str) else "()"
+        raise TypeError(f"{function}: fields: got {got}; expected a sequence of names. Write fields={write}.")
     scripts = Target.here().is_gpu if options.scripts is None else options.scripts
     if options.kinds is None:
         options = options._replace(kinds="mixed" if scripts and 1 < len(graphs._inner_kinds) <= MOST_MIXED else True)
