@@ -81,6 +81,16 @@ shown = Persistent(
     layouts=Layouts(lambda level, forward, config: dataclasses.replace(page["narrow"], precision=config.precision))
 )
 compile_gradient(page["F"], page["params"], cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64, shown)
+
+
+def longest_chain(text: str) -> int:
+    """Returns how many `mma.sync` add to the same sum one after another, at most."""
+    depth: dict[str, int] = {}
+    for made, added in re.findall(r"mma\.sync\S+ \{(%r\d+),[^}]*\}, \{[^}]*\}, \{[^}]*\}, \{(%r\d+),", text):
+        depth[made] = depth.get(added, 0) + 1
+    return max(depth.values(), default=0)
+
+
 found = {}
 for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
     text = Path(path).read_text()
@@ -92,6 +102,7 @@ for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
             "registers": int(registers[1]) if registers else 256,
             "spilled": int(spilled[1]) if spilled else -1,
             "products": text.count("mma.sync") + text.count("wgmma.mma_async"),
+            "chain": longest_chain(text),
             "wide": "wgmma" in text,
             "prefetches": text.count("prefetch.global"),
             "exchanges": text.count("st.shared::cluster"),
