@@ -336,3 +336,23 @@ def test_keys_that_jax_does_not_batch_are_refused(impl: str) -> None:
         return key, h * jax.random.uniform(now, (), jnp.float32)
 
     assert_close(*_drawn(lambda p, v, h: jax.lax.fori_loop(0, 2, lambda _, of: step(*of), (p["key"], h))[1], impl), 1e-6)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_vertices_choose_whether_to_draw_from_a_shared_key(impl: str) -> None:
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        x = v.pull()
+        h = jax.lax.cond(x > 0, lambda a: a * jax.random.uniform(p["key"], (), jnp.float32), jnp.sin, v.gather(0) + x)
+        v.scatter(h)
+        v.push(h)
+
+    F, graphs = cavs.VertexFunction(fn, state=(), arity=1), cavs.from_lengths([4])
+    params, sched = {"key": jax.random.key(1, impl=impl)}, cavs.schedule(graphs)
+    x = np.array([[1, -1, 2, 3], [-1, 2, -3, 1]], np.float32)
+    want = np.stack([jax.grad(lambda x: cavs.interpret(F, params, graphs, x).sum())(of) for of in x])
+    found = jax.vmap(jax.grad(lambda x: cavs.run(F, params, sched, x).sum()))(x)
+    assert_close(found, want, 1e-6)
+    keyed = cavs.VertexFunction(lambda p, v: fn({"key": jax.random.fold_in(p["key"], v.num_children())}, v), state=(), arity=1)
+    if impl != "threefry2x32":
+        with pytest.raises(ValueError, match=f"from keys of the generator '{impl}'"):
+            cavs.run(keyed, params, sched, x[0])

@@ -233,7 +233,11 @@ def test_on_a_gpu_full_stacks_have_a_program_of_their_own() -> None:
 
 @pytest.mark.parametrize(("steps", "text"), [(4, "[Batches(up to 4, arrays [(4, "), (1, "[Schedule(Shape(vertices=")])
 def test_examples_of_shapes_print(steps: int, text: str) -> None:
-    assert repr(cavs.data.Loader(GRAPHS, 3, steps=steps, shapes=1).examples()).startswith(text)
+    loader = cavs.data.Loader(GRAPHS, 3, steps=steps, shapes=1)
+    examples = loader.examples()
+    assert repr(examples).startswith(text)
+    of_example, of_batch = (x.tree if steps > 1 else x for x in (examples[0], next(iter(loader))))
+    assert [x.shape for x in jax.tree.leaves(of_example)] == [x.shape for x in jax.tree.leaves(of_batch)]
 
 
 def test_batches_say_what_to_write() -> None:

@@ -54,6 +54,7 @@ try:
     cavs.nothing
 except AttributeError as error:
     assert "module 'cavs' has no attribute 'nothing'" in str(error)
+assert not any(name.endswith("__init__") for name in sys.modules), "a package was run twice"
 print(cavs.__file__, cavs.__version__, *cavs.__all__)
 """
     file, version, *names = python(code, tmp_path).split()

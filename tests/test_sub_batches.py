@@ -241,6 +241,7 @@ def test_aux_is_of_the_whole_batch_too(case):
         (jax.checkpoint(lambda p, x: cavs.data.total(p * x)), r"inside (remat2|checkpoint) \(.*, in <lambda>"),
         (lambda p, x: jax.lax.cond(p > 0, cavs.data.total, jnp.sum, p * x), "inside cond"),
         (lambda p, x: jnp.mean(p * x), r"got a mean over one part .*, in <lambda>.* Write cavs.data.mean.losses."),
+        (jax.checkpoint(lambda p, x: jnp.mean(p * x)), "got a mean over one part"),
         (lambda p, x: 1 - 2 * jnp.mean((p * x).astype(jnp.bfloat16)), "got a mean over one part"),
         (
             lambda p, x: jnp.sum(p * x, where=x > 0) / jnp.sum(x > 0),

@@ -58,8 +58,11 @@ class Batches(Generic[Batch]):
 
     @property
     def tree(self) -> Batch:
-        """The pytree of a batch, or of all batches without the rest of the stack. Raises `ValueError` if that is traced."""
-        if self.filled is None:
+        """The pytree of a batch, or of all batches without the rest of the stack. Raises `ValueError` if that is traced.
+
+        Of `jax.ShapeDtypeStruct`s, the pytree of a full stack.
+        """
+        if self.filled is None or isinstance(self.filled, jax.ShapeDtypeStruct):
             return self.stack
         if isinstance(self.filled, Tracer):
             raise ValueError(

@@ -101,9 +101,11 @@ def _every_branch(
         (jaxpr, consts), taken = opened(branch), which == number
         one, some = jnp.argmax(taken), taken.any()  # if no row takes it, nothing is differentiated
         given = [
-            jnp.where(some, x, lax.stop_gradient(x))
-            if domain == STATIC
-            else jnp.where(column(taken, x), x, lax.stop_gradient(x[one]))
+            jnp.where(column(taken, x), x, lax.stop_gradient(x[one]))
+            if domain != STATIC
+            else jnp.where(some, x, lax.stop_gradient(x))
+            if is_float(x)
+            else x  # a key stays the same for all vertices, also under `jax.vmap`
             for x, domain in zip(args[1:], of[1:], strict=True)
         ]
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *given), strict=True))

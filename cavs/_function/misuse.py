@@ -12,6 +12,7 @@ from cavs._function.children import MSG_ESCAPED
 from cavs._function.domains import STATIC, Domains, domain_of, domains
 from cavs._function.raw_keys import key_impl
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.equations import Program, bind
 from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, bodies_in, opened
 from cavs._jaxpr.source_lines import line_of, line_of_error, raised_by_jax
@@ -140,8 +141,18 @@ def check_program(program: Program, known: Domains, fn: Callable[..., None]) -> 
     found = {e: impl for e in program.eqns if (impl := _draws_from_first_key(e, least=0)) is not None}
     domain = domains(program.eqns, known) if found else {}
     for e, impl in found.items():
-        if any(map(_draws_from_first_key, _of_vertices(e, [domain_of(x, domain) == STATIC for x in e.invars]))):
+        if _draws_for_vertices(e, domain):
             raise ValueError(MSG_GENERATOR.format(impl=impl, where=line_of(e) or defined(fn)))
+
+
+def _draws_for_vertices(eqn: Eqn, domain: Domains) -> bool:
+    """Returns whether an equation, which runs for many vertices at once, would draw for all of them from the first key."""
+    of = [domain_of(x, domain) for x in eqn.invars]
+    if not is_choice(eqn) or of[0] == STATIC:
+        return any(map(_draws_from_first_key, _of_vertices(eqn, [x == STATIC for x in of])))
+    bodies = [opened(branch)[0] for branch in eqn.params["branches"]]  # as `evaluate` runs them
+    inside = ((e, domains(body.eqns, dict(zip(body.invars, of[1:], strict=True)))) for body in bodies for e in body.eqns)
+    return any(_draws_for_vertices(e, known) for e, known in inside)
 
 
 def _of_vertices(eqn: Eqn, static: Sequence[bool]) -> Sequence[Eqn]:

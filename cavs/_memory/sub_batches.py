@@ -376,7 +376,7 @@ def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
     Such an equation adds a term of the parameters alone, or divides by what the part determines, as a mean does.
     """
     eqns: list[Eqn] = []
-    todo = inlined(jaxpr, {}, eqns, _CALLS)[:1]
+    todo = inlined(jaxpr, {}, eqns)[:1]
     of_params, of_part = (depends(eqns, {*given}) for given in (jaxpr.invars[:count], jaxpr.invars[count:]))
     made_by = {v: e for e in eqns for v in e.outvars}
     while todo:

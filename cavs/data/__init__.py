@@ -43,7 +43,7 @@ from cavs._fit.texts import (
     words_of as words_of,
 )
 from cavs._graphs.graphs import is_root as is_root
-from cavs._readers.__init__ import example as example
+from cavs._readers import example as example
 from cavs._run.tune import Tuned as Tuned
 from cavs._step.compiled_step import Step as Step
 from cavs._step.host_memory import (
