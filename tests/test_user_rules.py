@@ -390,3 +390,34 @@ def test_rules_act_as_in_jax_under_recompute(fn: Any, budget: Any) -> None:
     want = jax.grad(fn, (0, 1))(PARAMS["w"], ROWS[:3])
     got = jax.jit(jax.grad(cavs.memory.recompute(fn, budget), (0, 1)))(PARAMS["w"], ROWS[:3])
     assert_same(got, want, 1e-10)
+
+
+@jax.custom_jvp
+def by_itself(x: jax.Array) -> jax.Array:
+    return x * x
+
+
+by_itself.defjvp(lambda args, tangents: (args[0] * args[0], 3 * tangents[0]))  # it does not call the function
+
+
+@pytest.mark.parametrize("engine", ["scan", "native", pytest.param(INTERPRETED, id="persistent", marks=INTERPRETER)])
+def test_forward_mode_follows_rules(engine: Any) -> None:
+    """Of functions that compute a state from those of children; `jax.custom_vjp` has no forward mode."""
+
+    def tangent(rule: Any, run: Any) -> Any:
+        def f(w: Any, v: cavs.Vertex) -> None:
+            h = jnp.tanh(rule(v.gather(0) * w) + v.pull() * w)
+            v.scatter(h)
+            v.push(h)
+
+        F = cavs.VertexFunction(f, state=(3,), arity=1)
+        return jax.jvp(lambda w: (run(F, w) ** 2).sum(), (jnp.float32([1.3, -2, 0.7]),), (jnp.ones(3, jnp.float32),))[1]
+
+    chains = cavs.from_lengths([4, 2])
+    x, sched = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32), cavs.schedule(chains, scripts=True)
+    here = lambda F, w: cavs.run(F, w, sched, x, engine=engine)[: len(x)]  # noqa: E731
+    loop = lambda F, w: cavs.interpret(F, w, chains, x)  # noqa: E731
+    np.testing.assert_allclose(tangent(by_itself, here), tangent(by_itself, loop), rtol=1e-5)
+    for run in (here, loop):
+        with pytest.raises(TypeError, match="forward-mode"):
+            tangent(clipped, run)

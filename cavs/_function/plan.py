@@ -97,6 +97,11 @@ class FunctionPlan:
             return self
         return dataclasses.replace(self, inner={kind: split(part.role, False) for kind, part in self.inner.items()})
 
+    @memoized
+    def for_forward_mode(self) -> "FunctionPlan":
+        """Returns the plan whose levels follow derivative rules if JAX differentiates them in forward mode."""
+        return dataclasses.replace(self, inner={kind: part.for_forward_mode() for kind, part in self.inner.items()})
+
     def fixing(self, params: tuple[bool, ...], rows: tuple[bool, ...]) -> "FunctionPlan":
         """Returns the plan that computes no cotangents of some arguments, as of frozen weights.
 

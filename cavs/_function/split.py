@@ -16,7 +16,8 @@ from cavs._function.domains import EDGE, STATIC, Domain, domain_of
 from cavs._function.joint import Forward, Joint, Recurrent, Reverse, RoleProgram
 from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import can_overwrite, front, with_keeping
-from cavs._function.transpose import joint_of
+from cavs._function.transpose import joint_of, without_transpose
+from cavs._function.user_rules import has_rule
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Eqn, Var, is_var
 
@@ -63,6 +64,12 @@ class Split:
     def extra_domain(self) -> list[Domain]:
         """The domain of each of `recurrent.extra`."""
         return [self.role.domain[v] for v in self.recurrent.extra]
+
+    def for_forward_mode(self) -> "Split":
+        """Returns the split whose levels JAX may differentiate in forward mode: they call functions with derivative rules."""
+        if not any(map(has_rule, self.recurrent.eqns)):
+            return self
+        return dataclasses.replace(self, joint=without_transpose(self.role, self.recurrent))
 
     def keeping(self, overwritten: frozenset[int], options: KeepOptions) -> "Split":
         """Returns the split whose backward overwrites these leaves of the state, and saves what the options say."""

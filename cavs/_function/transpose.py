@@ -38,7 +38,12 @@ def joint_of(role: RoleProgram, part: Recurrent) -> Joint:
     except Exception:
         if not no_derivative(part.eqns):
             raise
-        return _joint_of(role, part, differentiable=False)
+        return without_transpose(role, part)
+
+
+def without_transpose(role: RoleProgram, part: Recurrent) -> Joint:
+    """Returns the program of a role's recurrent part alone, whose calls of functions with derivative rules JAX still knows."""
+    return _joint_of(role, part, differentiable=False)
 
 
 def no_derivative(eqns: Iterable[Eqn]) -> str:

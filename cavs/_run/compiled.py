@@ -207,7 +207,10 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
         return forward(own, Schedule(data, job.shape), engine, given, save)
 
     def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None) -> Arrays:
-        return run(without(((), ())), params, data, inputs, select, save=False)[0]
+        own = without(((), ()))
+        if engine.stand_in is None:  # JAX differentiates it in forward mode
+            own = own._replace(plan=own.plan.for_forward_mode())
+        return run(own, params, data, inputs, select, save=False)[0]
 
     def forward_saving(
         fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None
