@@ -410,11 +410,13 @@ def test_forward_mode_follows_rules(engine: Any) -> None:
             v.scatter(h)
             v.push(h)
 
-        F = cavs.VertexFunction(f, state=(3,), arity=1)
-        return jax.jvp(lambda w: (run(F, w) ** 2).sum(), (jnp.float32([1.3, -2, 0.7]),), (jnp.ones(3, jnp.float32),))[1]
+        F = cavs.VertexFunction(f, state=(8,), arity=1)
+        return jax.jvp(
+            lambda w: (run(F, w) ** 2).sum(), (jnp.linspace(-2, 1.5, 8, dtype=jnp.float32),), (jnp.ones(8, jnp.float32),)
+        )[1]
 
     chains = cavs.from_lengths([4, 2])
-    x, sched = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32), cavs.schedule(chains, scripts=True)
+    x, sched = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32), cavs.schedule(chains, scripts=True)
     here = lambda F, w: cavs.run(F, w, sched, x, engine=engine)[: len(x)]  # noqa: E731
     loop = lambda F, w: cavs.interpret(F, w, chains, x)  # noqa: E731
     np.testing.assert_allclose(tangent(by_itself, here), tangent(by_itself, loop), rtol=1e-5)
