@@ -99,8 +99,12 @@ class FunctionPlan:
 
     @memoized
     def for_forward_mode(self) -> "FunctionPlan":
-        """Returns the plan whose levels follow derivative rules if JAX differentiates them in forward mode."""
-        return dataclasses.replace(self, inner={kind: part.for_forward_mode() for kind, part in self.inner.items()})
+        """Returns the plan whose levels follow derivative rules if JAX differentiates them in forward mode.
+
+        It is this one if the levels call no functions with such rules.
+        """
+        inner = {kind: part.for_forward_mode() for kind, part in self.inner.items()}
+        return self if all(inner[kind] is part for kind, part in self.inner.items()) else dataclasses.replace(self, inner=inner)
 
     def fixing(self, params: tuple[bool, ...], rows: tuple[bool, ...]) -> "FunctionPlan":
         """Returns the plan that computes no cotangents of some arguments, as of frozen weights.
