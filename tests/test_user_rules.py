@@ -176,6 +176,11 @@ def in_condition(p: Any, v: Any) -> None:
     done(v, jnp.tanh(a + b + v.gather(0)))
 
 
+def of_condition(p: Any, v: Any) -> None:
+    h = v.gather(0)
+    done(v, jnp.tanh(v.pull() + jax.lax.cond(h.sum() > 0, lambda: clipped(p["b"]) * h, lambda: product(p["b"], p["w"]))))
+
+
 def in_checkpoint(p: Any, v: Any) -> None:
     mine = jax.checkpoint(lambda b: clipped(b) * v.gather_all(lambda s: called(b) * s + s))
     done(v, jnp.tanh(v.pull() + mine(p["b"])))
@@ -219,6 +224,7 @@ FUNCTIONS: dict[str, Any] = {
     for fn in (
         *(of_constant, of_zeros, of_parameters, of_two_results, written_twice, of_vertex_for_each_child),
         *(of_parameters_for_each_child, of_child, of_pairs, in_loop, in_loop_over_child, in_condition),
+        of_condition,
         *(of_root, of_inner_net),
         *(in_checkpoint, in_derivative, pushed, of_edges, of_arguments),
     )

@@ -136,11 +136,11 @@ def _followed(eqn: Eqn, own: Sequence[bool]) -> tuple[list[bool], bool]:
     if name == "while":  # it has a derivative inside of a call with rules, such as `cavs.run`
         first, last = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
         return _through_loop(opened(eqn.params["body_jaxpr"])[0], list(own[first:last]), list(own[last:]), [])
-    if name == "cond" and not own[0]:  # if the predicate differs, JAX batches everything
+    if name == "cond":  # branches run for all vertices, also if these choose
         found = [_through(opened(branch)[0], own[1:]) for branch in eqn.params["branches"]]
-        return [any(of) for of in zip(*(outs for outs, _ in found), strict=True)], any(inside for _, inside in found)
+        return [own[0] or any(of) for of in zip(*(outs for outs, _ in found), strict=True)], any(inside for _, inside in found)
     every = all(x for x, v in zip(own, eqn.invars, strict=True) if is_float(v))
-    return [any(own)] * count, not every and name != "cond" and not may_sum_first(eqn)
+    return [any(own)] * count, not every and not may_sum_first(eqn)
 
 
 def _through(body: Jaxpr, own: Sequence[bool]) -> tuple[list[bool], bool]:
