@@ -308,7 +308,7 @@ def test_memory_is_kept_until_it_is_returned() -> None:
 
 ENDS_EARLY = """
 import time
-from cavs._step.compiled_step import Background
+from cavs._step.background import (Background,)
 
 def lower():
     time.sleep(0.3)

@@ -1,12 +1,6 @@
-"""Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it.
+"""Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it."""
 
-The loss of a part is cut at the sums that `cavs.data.total` and `cavs.data.mean` take over the whole batch. Before the cut are
-values of a part. After it, the loss of the whole batch follows from the sums. The derivative of the loss by each sum is the
-weight of that sum: the gradient of the loss is that of the weighted terms of all parts, added up.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
@@ -22,42 +16,17 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
-from cavs._jaxpr.equations import alive, bind, depends, is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
-from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Var, bodies_in, is_var, opened, without_constants
+from cavs._jaxpr.jaxprs import ClosedJaxpr, opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
-from cavs._jaxpr.names import WHOLE_BATCH
-from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.running_sums import run_and_add
-from cavs._jaxpr.source_lines import line_of
+from cavs._memory.parted_loss import PartedLoss, parted
 from cavs._stages.cotangents import differentiated, instantiated, with_differentiated
 
 Arrays: TypeAlias = list[jax.Array]
 Params = TypeVar("Params")
 Loss = TypeVar("Loss")  # a scalar, or with `has_aux` a pair
-
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
-_SUMS = ("add", "add_any", "sub")
-_SCALES = ("mul", "div", "neg", "convert_element_type", "reshape", "squeeze", "copy")
-MSG_MIXED = (
-    "{function}: loss: got values of one part of a batch together with cavs.data.total or cavs.data.mean, which are over the "
-    "whole batch; expected a loss that follows from such totals and the parameters alone. Write cavs.data.total(x) for every "
-    "jnp.sum(x) over graphs or vertices, and cavs.data.mean(x) for x.mean()."
-)
-MSG_TERM = (
-    "{function}: loss: got a sum over graphs together with a term of the parameters alone{where}, which every part would add; "
-    "expected such a term beside a total. Write cavs.data.total(losses) + penalty(params) for losses.sum() + penalty(params)."
-)
-MSG_MEAN = (
-    "{function}: loss: got a mean over one part{where}, which would be added up over the parts; expected a sum over graphs, or "
-    "cavs.data.mean and cavs.data.total. Write cavs.data.mean(losses) for losses.mean(), cavs.data.total(a) / "
-    "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(losses.mean()) for the sum of the means of all parts."
-)
-MSG_INSIDE = (
-    "{function}: loss: got cavs.data.total or cavs.data.mean inside {name}{where}; expected it outside of loops, conditions, "
-    "jax.checkpoint and functions with derivatives of their own. Return the losses, and write cavs.data.total(losses) after it."
-)
 _ROWS = 1.01  # how much larger the largest part may become, as a factor, if parts then have fewer levels
 _LEVEL = 100  # rows that take as long as one more level: an estimate
 _ALIKE = (1, 4, 16)  # numbers of graphs of about equal size that are dealt to a part at a time
@@ -245,169 +214,3 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
         stacked.append(kept)
     total = jax.tree.map(lambda x, of: x.astype(of.dtype), total, like)
     return (total, stacked) if each else total
-
-
-# --- the loss of one part, cut at its totals ---
-
-
-@dataclass(eq=False)
-class PartedLoss:
-    """A loss as equations, cut at its totals. All methods take and return flat arrays."""
-
-    params: list[Var]  # the variables of the parameters
-    batch: list[Var]  # the variables of one part of the batch
-    before_cut: list[Eqn]  # the equations that do not depend on totals
-    after_cut: list[Eqn]  # the others, and those without effects that follow from the parameters alone
-    outs: list[Atom]  # the loss, and the other results
-    is_whole: list[bool]  # for each result, whether it follows from totals; the others are summed over the parts
-    totals: dict[Var, Atom]  # the variables of the totals, and for each what one part adds to it
-    parts: int  # the number of parts
-
-    def before(self, params: Arrays, batch: Arrays, which: Sequence[int] | None = None) -> tuple[Arrays, Arrays]:
-        """Returns what is summed over the parts: the results that do not follow from totals, and the terms of totals.
-
-        `which`: the totals whose terms alone are computed; `None` for everything.
-        """
-        terms, outs = list(self.totals.values()), list[Atom]()
-        if which is None:
-            outs = [x for x, is_whole in zip(self.outs, self.is_whole, strict=True) if not is_whole]
-        else:
-            terms = [terms[i] for i in which]
-        eqns = needed(self.before_cut, terms, set())[0]
-        if which is None or any(e.effects for e in eqns):
-            eqns = alive(self.before_cut, [*outs, *terms])
-        found = self._run(eqns, [*self.params, *self.batch], [*params, *batch], [*outs, *terms])
-        return found[: len(outs)], found[len(outs) :]
-
-    def after(self, params: Arrays, sums: Arrays, totals: Arrays) -> Arrays:
-        """Returns the results for the whole batch, from the sums over all parts."""
-        outs = [x for x, is_whole in zip(self.outs, self.is_whole, strict=True) if is_whole]
-        eqns = alive(self.after_cut, outs, {*self.totals})
-        found = iter(self._run(eqns, [*self.params, *self.totals], [*params, *totals], outs))
-        summed = iter(sums)
-        return [next(found) if is_whole else next(summed) for is_whole in self.is_whole]
-
-    def weights(self, params: Arrays, sums_of: Callable[[Sequence[int]], Arrays]) -> dict[int, jax.Array]:
-        """Returns the derivatives of the loss by the totals that are floats; none if it does not follow from totals.
-
-        `sums_of`: computes the totals with these numbers. Called once, if the derivatives depend on totals.
-        """
-        if not self.is_whole[0]:
-            return {}
-        totals, shapes = list(self.totals), [v.aval for v in self.totals]
-        floats = [i for i, v in enumerate(totals) if is_float(v)]
-
-        def derivatives(given: Arrays) -> Arrays:
-            def loss(some: Arrays) -> jax.Array:
-                values = dict(enumerate(given)) | dict(zip(floats, some, strict=True))
-                return self._run(self._of_loss, [*self.params, *totals], [*params, *values.values()], self.outs[:1])[0]
-
-            return jax.grad(loss)([given[i] for i in floats])
-
-        traced: Any = jax.make_jaxpr(derivatives)(shapes)
-        eqns: list[Eqn] = []
-        outs = inlined(opened(traced)[0], {}, eqns, _CALLS)
-        read = reads(needed(eqns, outs, set())[0], outs)
-        which = [i for i, v in enumerate(opened(traced)[0].invars) if v in read]
-        known = dict(zip(which, sums_of(which) if which else [], strict=True))
-        return dict(zip(floats, derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)]), strict=True))
-
-    @promoting
-    def weighed(self, sums: Arrays, terms: Arrays, weights: dict[int, jax.Array]) -> jax.Array:
-        """Returns the function of one part whose gradients add up to that of the loss."""
-        if not self.is_whole[0]:
-            return sums[0]
-        return sum((weights[i] * terms[i] for i in weights), jnp.zeros((), self.outs[0].aval.dtype))
-
-    def reads_params(self) -> bool:
-        """Returns whether the loss depends on parameters other than through totals."""
-        return self.is_whole[0] and not reads(self._of_loss, self.outs[:1]).isdisjoint(self.params)
-
-    @property
-    def _of_loss(self) -> list[Eqn]:
-        """The equations from totals to the loss."""
-        return needed(self.after_cut, self.outs[:1], {*self.totals})[0]
-
-    def _run(self, eqns: Sequence[Eqn], names: Sequence[Var], values: Arrays, outs: Sequence[Atom]) -> Arrays:
-        env = dict(zip(names, values, strict=True))
-        # Other totals are of what is the same in all parts, such as a number of elements.
-        run_equations(eqns, env, lambda e, of: [of[0] * self.parts] if _is_total(e) else bind(e, of))
-        return [value_of(x, env) for x in outs]
-
-
-def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
-    """Cuts the loss of one part of a batch: a jaxpr without constants, whose first result is a scalar.
-
-    The first `count` inputs are parameters, the others a part of the batch. Raises a `TypeError`, which names `function`, if
-    the loss uses totals where parts cannot be added up.
-    """
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns, _CALLS, lambda eqn: any(map(_totals_in, bodies_in(eqn))))
-    of_part, of_whole = set(jaxpr.invars[count:]), set[Var]()
-    totals: dict[Var, Atom] = {}
-    before, after = list[Eqn](), list[Eqn]()
-    for eqn in eqns:
-        if inside := [total for body in bodies_in(eqn) for total in _totals_in(body)]:
-            raise TypeError(MSG_INSIDE.format(function=function, name=eqn.primitive.name, where=line_of(inside[0])))
-        read = {x for x in eqn.invars if is_var(x)}
-        if read & of_whole and (_is_total(eqn) or eqn.effects and read & of_part):
-            raise TypeError(MSG_MIXED.format(function=function))
-        after += [eqn] if read & of_whole or not eqn.effects else []
-        before += [] if read & of_whole else [eqn]
-        made = {*eqn.outvars, *(read if eqn.effects else ())}  # it may write to references
-        of_whole |= made if read & of_whole or _is_total(eqn) and read & of_part else set()
-        if not _is_total(eqn):
-            of_part |= made if read & of_part else set()
-        elif read & of_part:
-            totals[eqn.outvars[0]] = eqn.invars[0]
-    if any(x in of_part and x in of_whole for x in outs if is_var(x)):
-        raise TypeError(MSG_MIXED.format(function=function))
-    is_whole = [is_var(x) and x in of_whole for x in outs]
-    if not is_whole[0] and (wrong := _no_sum(jaxpr, count)):
-        message, eqn = wrong
-        if message is MSG_TERM or function == "sub_batched" and parts > 1:  # `plan` compares the numbers
-            raise TypeError(message.format(function=function, where=line_of(eqn)))
-    return PartedLoss(jaxpr.invars[:count], jaxpr.invars[count:], before, after, outs, is_whole, totals, parts)
-
-
-def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
-    """Returns why the loss of one part is no sum over graphs, a message, and the equation; `None` if nothing was found.
-
-    Such an equation adds a term of the parameters alone, or divides by what the part determines, as a mean does.
-    """
-    eqns: list[Eqn] = []
-    todo = inlined(jaxpr, {}, eqns)[:1]
-    of_params, of_part = (depends(eqns, {*given}) for given in (jaxpr.invars[:count], jaxpr.invars[count:]))
-    made_by = {v: e for e in eqns for v in e.outvars}
-    while todo:
-        x = todo.pop()
-        eqn = made_by.pop(x, None) if is_var(x) else None  # each equation once
-        if eqn is None:
-            continue
-        read = [x for x in eqn.invars if is_var(x)]
-        more, is_sum = [x for x in read if x in of_part], eqn.primitive.name in _SUMS
-        if is_sum and any(x in of_params and x not in of_part for x in read):
-            return MSG_TERM, eqn
-        if eqn.primitive.name == "div" and (len(more) == 2 or _is_mean(eqn, made_by)):
-            return MSG_MEAN, eqn
-        todo += more if is_sum or eqn.primitive.name in _SCALES and len(more) == 1 else []
-    return None
-
-
-def _is_mean(eqn: Eqn, made_by: dict[Var, Eqn]) -> bool:
-    """Returns whether a quotient is a sum of values, divided by their number."""
-    x, by = eqn.invars
-    made = made_by.get(x) if is_var(x) else None
-    if made is None or made.primitive.name != "reduce_sum" or is_var(by):
-        return False
-    return bool(by.val * eqn.outvars[0].aval.size == made.invars[0].aval.size)
-
-
-def _is_total(eqn: Eqn) -> bool:
-    return eqn.primitive.name == "name" and eqn.params["name"] == WHOLE_BATCH
-
-
-def _totals_in(jaxpr: Jaxpr) -> list[Eqn]:
-    """Returns the equations of a jaxpr that are totals, also inside of its calls and loops."""
-    inside = [total for eqn in jaxpr.eqns for body in bodies_in(eqn) for total in _totals_in(body)]
-    return [*filter(_is_total, jaxpr.eqns), *inside]

@@ -1,10 +1,6 @@
 """`Step`: a compiled training step. One dispatch runs the batches that a loader yields together, on one device or many."""
 
-import atexit
-import contextlib
 import functools
-import queue
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -13,18 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from cavs._feed.batches import Batches, struct_of
 from cavs._feed.loader import Loader
-from cavs._function.arrays import as_arrays, beyond_32_bits
+from cavs._function.arrays import as_arrays
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.mesh_types import varying
 from cavs._run.tune import Tuned, launches_in, settle, tasks_of, tune_tasks, unable
 from cavs._schedule.schedule import Schedule
+from cavs._step.background import Background
 from cavs._step.concurrent_jit import Concurrent, in_turn, options_of, shapes_of
+from cavs._step.donated_state import DonatedState
 from cavs._step.host_memory import keeps_much, return_unused
 from cavs.kernels import Target
 
@@ -101,10 +99,6 @@ MSG_VARYING = (
 MSG_NO_LAUNCHES = (
     "Step.tune: got a step without launches of engine 'persistent'; expected one, to time its layouts. cavs.explain(F) tells "
     "which engine runs, and why."
-)
-MSG_LEAF = (
-    "step: state: got a leaf {} that is {}; expected arrays and numbers ({}). Keep functions and other static parts out of the "
-    "state, as equinox.partition does."
 )
 MSG_DELETED = (
     "step: state: got arrays whose memory an earlier step has reused, as a step updates its state in place; expected the state "
@@ -311,136 +305,3 @@ def _check(state: PyTree, batches: PyTree) -> None:
 
 def _mesh(batches: PyTree) -> Mesh | None:
     return batches.mesh if isinstance(batches, Batches) else None
-
-
-# --- programs that threads compile, while the caller does something else ---
-
-# Called with (k, n) when XLA begins with the k-th of n programs, and with `None` when it has done all.
-Watch: TypeAlias = Callable[[tuple[int, int] | None], None]
-
-
-class Background:
-    """Compilations, one after another. While XLA compiles a program, the next one is traced and lowered."""
-
-    def __init__(self) -> None:
-        # Locked until the program is compiled. Not `threading.Event`s: if Ctrl-C interrupts one, its lock may stay locked.
-        self._compiling: dict[Hashable, threading.Lock] = {}
-        self._stop = False
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._compiling
-
-    def start(self, work: dict[Hashable, Callable[[], Callable[[], Any]]], watch: Watch, count: int) -> None:
-        """Starts the threads, which end after the last of `work`.
-
-        `work`: for each program, by its name, a function that lowers it and returns the one that compiles it. `watch`: see
-        `Watch`. `count`: the number of programs, including those that are compiled already.
-        """
-        locks = {key: threading.Lock() for key in work}
-        for lock in locks.values():
-            lock.acquire()
-        self._compiling |= locks
-        ready: queue.Queue[tuple[int, Hashable, Callable[[], Any] | None]] = queue.Queue(1)
-
-        def lower_all() -> None:
-            for number, (key, lower) in enumerate(work.items(), count - len(work) + 1):
-                compile_it = None
-                with contextlib.suppress(Exception):  # the call of the program raises the error, too
-                    compile_it = None if self._stop else lower()
-                ready.put((number, key, compile_it))
-
-        def compile_all() -> None:
-            for _ in work:
-                number, key, compile_it = ready.get()
-                with contextlib.suppress(Exception):  # as above
-                    if compile_it and not self._stop:
-                        watch((number, count))
-                        compile_it()
-                if number == count:
-                    watch(None)
-                locks[key].release()
-
-        # Both start now: an interpreter that is about to end starts no threads.
-        threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for target, name in ((lower_all, "cavs-compile"), (compile_all, "cavs-xla"))
-        ]
-
-        def end() -> None:  # an interpreter that ends in the middle of a compilation may crash
-            self._stop = True
-            for thread in threads:
-                thread.join()
-
-        atexit.register(end)
-        watch((count - len(work) + 1, count))
-        for thread in threads:
-            thread.start()
-
-    def wait(self, key: Hashable) -> None:
-        """Waits for a compilation that was started."""
-        if key in self._compiling:
-            with self._compiling[key]:
-                pass
-
-    def wait_for_all(self) -> None:
-        """Waits for all compilations that were started."""
-        for key in [*self._compiling]:
-            self.wait(key)
-
-
-# --- the state, in arrays that a step may overwrite ---
-
-
-class DonatedState:
-    """The arrays that a step returned. Only these may be overwritten: others are copied first, so the caller's stay valid.
-
-    `donate`: whether the step overwrites its state.
-    """
-
-    def __init__(self, donate: bool):
-        self._donate = donate
-        self._last: PyTree = None  # keeps the arrays, so that no other one gets the same id
-        self._mine: frozenset[int] = frozenset()
-        self._mesh: Mesh | None = None
-
-    def returned(self, state: PyTree, mesh: Mesh | None) -> None:
-        """Notes the state that the step returned."""
-        self._last, self._mine, self._mesh = state, frozenset(map(id, jax.tree.leaves(state))), mesh
-
-    def of(self, state: PyTree, mesh: Mesh | None) -> PyTree:
-        """Returns a state on the devices of a mesh, or on one device, in arrays that may be overwritten.
-
-        Raises:
-            TypeError: a leaf is neither an array nor a number.
-            ValueError, OverflowError: a number does not fit JAX's 32 bits.
-        """
-        same = mesh == self._mesh
-        if same and state is self._last:
-            return state
-        where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-
-        def writable(path: Any, x: Any) -> Any:
-            if same and id(x) in self._mine and isinstance(x, jax.Array):
-                return x
-            if text := beyond_32_bits(x):
-                raise ValueError(f"step: state: got a leaf {jax.tree_util.keystr(path)} of {text}")
-            try:
-                return self._copied(x, where)
-            except (TypeError, OverflowError) as error:
-                kind = OverflowError if isinstance(error, OverflowError) else TypeError
-                raise kind(MSG_LEAF.format(jax.tree_util.keystr(path), f"{x!r:.80}", error)) from error
-
-        return jax.tree_util.tree_map_with_path(writable, state)
-
-    def _copied(self, x: Any, where: NamedSharding | None) -> jax.Array:
-        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(self._copied(jax.random.key_data(x), where), impl=jax.random.key_impl(x))
-        if where is not None:
-            if isinstance(x, jax.Array) and x.sharding == where:
-                return x.copy() if self._donate else x
-            return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), where)  # Python numbers stay weakly typed
-        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
-            x = np.asarray(x)  # of a mesh, to one device
-        if isinstance(x, jax.Array) and not self._donate:
-            return x
-        return jax.device_put(x, may_alias=False) if isinstance(x, jax.Array | np.ndarray) else jnp.array(x)

@@ -6,9 +6,7 @@ one after another is mostly idle. As branches of a CUDA graph they overlap. On o
 
 XLA knows which kernels are independent. It does not know that two launches must not run at the same time: the thread blocks
 of a launch wait for each other, so all of them must be on the chip. The step is therefore traced, and each launch is made to
-depend on the launch before it, or on the pair of launches before it that share the chip: two successive ones that do not depend
-on each other run on half of the multiprocessors each (`_engines.persistent.launch_calls`), such as the two directions of a
-BiLSTM, or the encoders of two inputs.
+depend on the launch before it, or on the pair of launches before it that share the chip (`_step.pairs`).
 """
 
 import contextlib
@@ -16,7 +14,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,20 +22,19 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from cavs._engines.persistent.launch_calls import Half, LaunchRules, is_mark
+from cavs._engines.persistent.launch_calls import Half, is_mark
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind
-from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
-from cavs._jaxpr.ruled import ruled_p
+from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, is_var, opened, scan_parts
 from cavs._run.manual_axes import checked_axes, devices
+from cavs._step.pairs import halves_of, has_launches, is_launch, rules_of
 from cavs.kernels import Target, begin_p, end_p
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
 
-# --- options of XLA, and what each was measured to gain ---
 
 # On GPUs, independent kernels run at the same time.
 BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
@@ -310,71 +307,6 @@ def bind_unchecked(eqn: Eqn, operands: list[jax.Array]) -> list[jax.Array]:
             axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
             return [lax.all_gather(x, eqn.params["axis_name"], axis=axis, tiled=tiled) for x in operands]
     return []
-
-
-# --- launches that run in pairs ---
-
-
-class _Launch(NamedTuple):
-    rules: LaunchRules | None  # `None` for a convolution, and for an equation with launches inside, such as a loop
-    known: int  # the launches on which it depends, a bit for each
-
-
-def halves_of(jaxpr: Jaxpr) -> list[Half | None]:
-    """Returns for each launch with `LaunchRules`, in order, how it runs beside another one; `None` if it runs alone.
-
-    The bodies of loops, branches and the like are not included. They are jaxprs of their own.
-    """
-    launches: list[_Launch] = []
-    _follow(jaxpr, [0] * len(jaxpr.invars), launches)
-    found: list[Half | None] = [None] * len(launches)
-    for n in range(len(launches) - 1):
-        if found[n] is None:
-            found[n : n + 2] = _pair(launches, n) or (None, None)
-    return [half for half, launch in zip(found, launches, strict=True) if launch.rules]
-
-
-def _pair(launches: Sequence[_Launch], n: int) -> tuple[Half, Half] | None:
-    """Returns how launch n and the next one run side by side; `None` if they cannot, or if that should take longer."""
-    (one, _), (other, known) = launches[n : n + 2]
-    if not one or not other or known >> n & 1:
-        return None
-    a, b = one.halve(), other.halve()
-    return (a, b) if a and b and max(a.cost, b.cost) < a.whole_cost + b.whole_cost else None
-
-
-def _follow(jaxpr: Jaxpr, given: Sequence[int], launches: list[_Launch]) -> list[int]:
-    """Appends the launches of a jaxpr. Returns on which launches its results depend, given those of its arguments."""
-    env = dict.fromkeys(jaxpr.constvars, 0) | dict(zip(jaxpr.invars, given, strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [env[x] if is_var(x) else 0 for x in eqn.invars]
-        rules, known = rules_of(eqn), 0
-        if eqn.primitive.name in CALLS and rules is None:
-            env.update(zip(eqn.outvars, _follow(body_of(eqn)[0], operands, launches), strict=True))
-            continue
-        for x in operands:
-            known |= x
-        if is_launch(eqn):
-            launches.append(_Launch(rules, known))
-            known |= 1 << len(launches) - 1
-        env |= dict.fromkeys(eqn.outvars, known)
-    return [env[x] if is_var(x) else 0 for x in jaxpr.outvars]
-
-
-def rules_of(eqn: Eqn) -> LaunchRules | None:
-    """Returns the rules of a launch that may be able to run beside another one; `None` for any other equation."""
-    rules = eqn.params["rules"] if eqn.primitive is ruled_p else None
-    return rules if isinstance(rules, LaunchRules) else None
-
-
-def is_launch(eqn: Eqn) -> bool:
-    """Returns whether an equation is, or contains, a launch."""
-    return eqn.primitive is begin_p or any(has_launches(body.eqns) for body in bodies_in(eqn))
-
-
-def has_launches(eqns: Sequence[Eqn]) -> bool:
-    """Returns whether one of the equations is, or contains, a launch."""
-    return any(map(is_launch, eqns))
 
 
 def options_of(mesh: Mesh | None) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.divided import Collate, Loss
 from cavs._memory.fit import bytes_of, compiler_options as compiler_options_of
-from cavs._memory.plan_batch import BatchGradient, BatchPlan, chosen, divided
+from cavs._memory.plan_batch import (
+    BatchPlan,
+    chosen,
+    divided,
+)
+from cavs._memory.search import (
+    BatchGradient,
+)
 from cavs._step.compiled_step import Metrics, OneStep, State, Step
 from cavs._step.concurrent_jit import shapes_of
 

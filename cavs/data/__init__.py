@@ -8,8 +8,10 @@ from cavs._feed.loader import Loader as Loader
 from cavs._feed.settings import Sample as Sample
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
 from cavs._fit.keeper import (
-    Evaluated as Evaluated,
     Keeper as Keeper,
+)
+from cavs._fit.kept import (
+    Evaluated as Evaluated,
     KeeperError as KeeperError,
     new_folder as new_folder,
     read_run as read_run,
@@ -52,5 +54,11 @@ from cavs._step.host_memory import (
     keep_host_memory as keep_host_memory,
 )
 from cavs._step.log import Log as Log, json_lines as json_lines, tensorboard as tensorboard
-from cavs._step.rows import mean as mean, rows as rows, total as total
+from cavs._step.rows import (
+    rows as rows,
+)
 from cavs._step.step import StepInBudget as StepInBudget, step as step
+from cavs._step.total import (
+    mean as mean,
+    total as total,
+)

@@ -1,0 +1,71 @@
+"""`DonatedState`: places the state of a step on its devices, in arrays that the step may overwrite."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cavs._function.arrays import beyond_32_bits
+from cavs._graphs.pytree import PyTree
+
+MSG_LEAF = (
+    "step: state: got a leaf {} that is {}; expected arrays and numbers ({}). Keep functions and other static parts out of the "
+    "state, as equinox.partition does."
+)
+
+
+class DonatedState:
+    """The arrays that a step returned. Only these may be overwritten: others are copied first, so the caller's stay valid.
+
+    `donate`: whether the step overwrites its state.
+    """
+
+    def __init__(self, donate: bool):
+        self._donate = donate
+        self._last: PyTree = None  # keeps the arrays, so that no other one gets the same id
+        self._mine: frozenset[int] = frozenset()
+        self._mesh: Mesh | None = None
+
+    def returned(self, state: PyTree, mesh: Mesh | None) -> None:
+        """Notes the state that the step returned."""
+        self._last, self._mine, self._mesh = state, frozenset(map(id, jax.tree.leaves(state))), mesh
+
+    def of(self, state: PyTree, mesh: Mesh | None) -> PyTree:
+        """Returns a state on the devices of a mesh, or on one device, in arrays that may be overwritten.
+
+        Raises:
+            TypeError: a leaf is neither an array nor a number.
+            ValueError, OverflowError: a number does not fit JAX's 32 bits.
+        """
+        same = mesh == self._mesh
+        if same and state is self._last:
+            return state
+        where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+        def writable(path: Any, x: Any) -> Any:
+            if same and id(x) in self._mine and isinstance(x, jax.Array):
+                return x
+            if text := beyond_32_bits(x):
+                raise ValueError(f"step: state: got a leaf {jax.tree_util.keystr(path)} of {text}")
+            try:
+                return self._copied(x, where)
+            except (TypeError, OverflowError) as error:
+                kind = OverflowError if isinstance(error, OverflowError) else TypeError
+                raise kind(MSG_LEAF.format(jax.tree_util.keystr(path), f"{x!r:.80}", error)) from error
+
+        return jax.tree_util.tree_map_with_path(writable, state)
+
+    def _copied(self, x: Any, where: NamedSharding | None) -> jax.Array:
+        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(self._copied(jax.random.key_data(x), where), impl=jax.random.key_impl(x))
+        if where is not None:
+            if isinstance(x, jax.Array) and x.sharding == where:
+                return x.copy() if self._donate else x
+            return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), where)  # Python numbers stay weakly typed
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
+            x = np.asarray(x)  # of a mesh, to one device
+        if isinstance(x, jax.Array) and not self._donate:
+            return x
+        return jax.device_put(x, may_alias=False) if isinstance(x, jax.Array | np.ndarray) else jnp.array(x)
