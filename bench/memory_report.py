@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import table
-from cavs._memory.fit import text_of
+from cavs._memory.bytes import (
+    text_of,
+)
 
 HEAD = """# Memory
 

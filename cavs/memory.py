@@ -1,6 +1,12 @@
 """Training within a budget of memory: what a derivative keeps of the forward pass, and batches in parts."""
 
-from cavs._memory.fit import BudgetError as BudgetError, Verified as Verified, bytes_of as bytes_of
+from cavs._memory.bytes import (
+    BudgetError as BudgetError,
+    bytes_of as bytes_of,
+)
+from cavs._memory.fit import (
+    Verified as Verified,
+)
 from cavs._memory.plan_batch import (
     BatchPlan as BatchPlan,
     load as load,

@@ -9,8 +9,7 @@ import pytest
 
 import cavs
 from cavs._feed import sampler
-from cavs._feed.batches import Epoch
-from cavs._feed.plan import Planned
+from cavs._feed.plan import Epoch, Planned
 
 GRAPHS = cavs.from_lengths(range(1, 21), input_id=np.arange(210) % 5)
 

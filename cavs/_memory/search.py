@@ -21,10 +21,12 @@ from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
+from cavs._memory.bytes import (
+    BudgetError,
+)
 from cavs._memory.divided import Choice, DividedArrays, DividedGraphs, Loss
 from cavs._memory.fit import (
     MOST_COMPILED,
-    BudgetError,
     compiled_step,
     values,
 )

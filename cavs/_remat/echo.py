@@ -18,7 +18,16 @@ from cavs._jaxpr.jaxprs import Var, without_constants
 from cavs._jaxpr.names import Names, check_known, names_of
 from cavs._jaxpr.source_lines import source_line
 from cavs._jaxpr.tunable import calls_in, with_options
-from cavs._memory.fit import BudgetError, Verified, bytes_of, compiler_options, no_collections, text_of
+from cavs._memory.bytes import (
+    BudgetError,
+    bytes_of,
+    text_of,
+)
+from cavs._memory.fit import (
+    Verified,
+    compiler_options,
+    no_collections,
+)
 from cavs._memory.plan_batch import columns
 from cavs._remat.graph import mark, with_derivative
 from cavs._remat.loops import Point, Region

@@ -11,8 +11,13 @@ from cavs._feed.batches import Batches
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._memory.bytes import (
+    bytes_of,
+)
 from cavs._memory.divided import Collate, Loss
-from cavs._memory.fit import bytes_of, compiler_options as compiler_options_of
+from cavs._memory.fit import (
+    compiler_options as compiler_options_of,
+)
 from cavs._memory.plan_batch import (
     BatchPlan,
     chosen,

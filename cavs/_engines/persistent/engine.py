@@ -109,7 +109,8 @@ class Persistent(Engine):
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels in one launch, or in two."""
-        sched, found = batch.sched, [_of_no_rows(batch, k, save) for k in range(len(batch.kinds))]
+        sched = batch.sched
+        found = [([], []) if size else _of_no_rows(batch, k, save) for k, size in enumerate(sched.shape.inner)]
         kept, extras = ([one[n] for one in found] for n in range(2))
         if not (inner := [k for k, size in enumerate(sched.shape.inner) if size]):
             return ForwardLevels(states, kept, extras, jnp.zeros(1, jnp.int32))
