@@ -20,7 +20,7 @@ from cavs.kernels._mosaic.value import bitcast, compare, constant, element, int3
 from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
 
 # The most 16-byte reads that a thread repeats while it polls. With more, threads that poll slow down those that write.
-POLLED = 12
+POLLED = 8
 
 
 @dataclasses.dataclass(frozen=True)
