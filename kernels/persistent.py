@@ -54,11 +54,11 @@ def launches(
     # One equation for JAX, without a batching rule. `jax.checkpoint` cuts what it runs again to what is read, and a kernel that
     # writes to references has no outputs that anybody reads.
     @jax.custom_batching.custom_vmap
-    def run(values: list[jax.Array], given: list[list[jax.Array]]) -> LaunchResults:
-        weights, mine = dict(zip(variables, values, strict=True)), arrays.with_values(given)
-        out, lost = _launch(program, configs[0], weights, mine, reverse, flows, len(configs) > 1)
+    def run(values: list[jax.Array], leaves: list[list[jax.Array]]) -> LaunchResults:
+        weights, inputs = dict(zip(variables, values, strict=True)), arrays.with_values(leaves)
+        out, lost = _launch(program, configs[0], weights, inputs, reverse, flows, len(configs) > 1)
         for config in configs[1:]:
-            out, late = _launch(program, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
+            out, late = _launch(program, config, weights, dataclasses.replace(inputs, updated=out), reverse, flows, True)
             lost = lost + late
         inner = program.scratch.keys() | program.halves.keys() - arrays.updated.keys()
         return {name: x for name, x in out.items() if name not in inner}, lost
@@ -243,5 +243,5 @@ def unsupported(target: Target) -> str | None:
         return f"its kernels need jax 0.11 or newer, and this is {jax.__version__}. {cure()}"
     if target.is_hopper:
         return None
-    found = f"this one has {target.capability}" if target.is_gpu else f"JAX runs on {target.platform!r} here"
-    return f"its kernels need an NVIDIA GPU of compute capability {HOPPER} (Hopper), and {found}"
+    here = f"this one has {target.capability}" if target.is_gpu else f"JAX runs on {target.platform!r} here"
+    return f"its kernels need an NVIDIA GPU of compute capability {HOPPER} (Hopper), and {here}"

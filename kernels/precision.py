@@ -85,8 +85,8 @@ PRECISIONS = {precision.name: precision for precision in _ALL}
 def asked_precision(precisions: Iterable[PrecisionLike]) -> Precision:
     """Returns the precision for products of these `precision` arguments of `lax.dot_general`."""
     names = [str(precision) for precision in precisions]
-    found = (p for p in _ALL if any(mark in name for mark in p.asked for name in names))
-    return next(found, PRECISIONS["tf32"])
+    matching = (p for p in _ALL if any(mark in name for mark in p.asked for name in names))
+    return next(matching, PRECISIONS["tf32"])
 
 
 def replacement(precision: Precision) -> Precision | None:

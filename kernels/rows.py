@@ -41,8 +41,8 @@ def segment_rows(tensor: jax.Array, index: jax.Array, first: jax.Array, count: j
             mosaic.store(tile, out, total, jnp.int32(0), column)
             return _
 
-        mine = lax.div(tiles - lax.axis_index("cta") + _CTAS - 1, jnp.int32(_CTAS))
-        lax.fori_loop(jnp.int32(0), mine, one, jnp.int32(0))
+        turns = lax.div(tiles - lax.axis_index("cta") + _CTAS - 1, jnp.int32(_CTAS))
+        lax.fori_loop(jnp.int32(0), turns, one, jnp.int32(0))
 
     body.__name__ = "cavs_segment_rows"
     return plgpu.kernel(

@@ -45,7 +45,7 @@ Where: TypeAlias = tuple[ProductRows | None, dict[Index, jax.Array]]
 class Values:
     """The values of a phase at one tile.
 
-    `found` is what vectors of indices hold at the tile, as far as it was read before; `part` are the products' sums for the
+    `numbers` is what vectors of indices hold at the tile, as far as it was read before; `part` are the products' sums for the
     tile, if not all of the warpgroup's.
     """
 
@@ -55,7 +55,7 @@ class Values:
         phase: Phase,
         tile: Tile,
         sums: dict[Var, Sums],
-        found: dict[Index, jax.Array] | None = None,
+        numbers: dict[Index, jax.Array] | None = None,
         part: Ref | None = None,
     ):
         self._launch, self._phase, self._tile, self._sums = launch, phase, tile, sums
@@ -63,7 +63,7 @@ class Values:
         self._device, self._unit = launch.device, launch.program.valid
         self._known: dict[Var, Blocks] = {}
         self._issued: dict[Load, list[list[jax.Array]]] = {}  # for each block, the loaded arrays that are summed
-        self._found = found or {}
+        self._numbers = numbers or {}
 
     def issue(self) -> None:
         """Issues the early loads."""
@@ -73,7 +73,7 @@ class Values:
     def finish(self) -> None:
         """Computes the equations and stores the results, first those that other thread blocks wait for."""
         launch, program = self._launch, self._launch.program
-        own = None if program.valid == program.unit else program.valid - launch.block * launch.config.hb
+        valid = None if program.valid == program.unit else program.valid - launch.block * launch.config.hb
         stores = sorted(self._phase.stores, key=lambda store: store.place.tensor not in launch.awaited)
         for op in self._phase.in_order(tuple(stores)):
             match op:
@@ -90,7 +90,7 @@ class Values:
                 case ReduceVector():
                     self._known[op.value] = self._vector(op)
                 case Store():
-                    self._store(op, own)
+                    self._store(op, valid)
 
     def prefetch(self) -> None:
         """Prefetches into L2 the tile's rows of tensors that the launch does not write."""
@@ -163,8 +163,8 @@ class Values:
         ref = self._launch.buffers.tensors[source.tensor]
         wide = ref.shape[1] > 1
         column = self._launch.column(b + source.part) if wide else jnp.int32(0)
-        found = None if index is None else self._rows_at(index)
-        return self._device.load(self._tile, dtype, ref, found, self._launch.scalar(source.base), column, wide)
+        numbers = None if index is None else self._rows_at(index)
+        return self._device.load(self._tile, dtype, ref, numbers, self._launch.scalar(source.base), column, wide)
 
     def _constant(self, ref: Ref, column: jax.Array) -> jax.Array:
         first = Tile(self._tile.shape, jnp.int32(0), jnp.int32(0))
@@ -173,38 +173,38 @@ class Values:
         return self._device.load(first, np.dtype(np.float32), ref, None, jnp.int32(0), column, wide)
 
     def _from_parents(self, source: ParentSum, dtype: np.dtype, column: jax.Array) -> list[jax.Array]:
-        buffers, found = self._launch.buffers, []
+        buffers, terms = self._launch.buffers, []
         if source.direct is not None:
             ref, rows = buffers.tensors[source.direct[0]], self._rows_at(source.direct[1])
             wide = ref.shape[1] > 1
             at = column if wide else jnp.int32(0)
-            found.append(self._device.load(self._tile, dtype, ref, rows, jnp.int32(0), at, wide))
+            terms.append(self._device.load(self._tile, dtype, ref, rows, jnp.int32(0), at, wide))
         for tensor, index in source.parts:
             ref = buffers.tensors[tensor]
             if source.first is None or source.count is None:
-                found.append(self._device.load(self._tile, dtype, ref, self._rows_at(index), jnp.int32(0), column))
+                terms.append(self._device.load(self._tile, dtype, ref, self._rows_at(index), jnp.int32(0), column))
             else:
                 ends = buffers.integers[source.first], buffers.integers[source.count]
                 edges = buffers.integers[index]
-                found.append(self._device.segments(self._tile, dtype, ref, edges, *ends, jnp.int32(0), column, False))
-        return found or [jnp.zeros(self._tile.shape, dtype)]  # a state that is neither pushed nor gathered
+                terms.append(self._device.segments(self._tile, dtype, ref, edges, *ends, jnp.int32(0), column, False))
+        return terms or [jnp.zeros(self._tile.shape, dtype)]  # a state that is neither pushed nor gathered
 
     def _rows_at(self, index: Index) -> jax.Array:
         """The elements of a vector of indices at the rows of the tile."""
-        if index not in self._found:
-            self._found[index] = self._device.number(self._tile, self._launch.buffers.integers[index])
-        return self._found[index]
+        if index not in self._numbers:
+            self._numbers[index] = self._device.number(self._tile, self._launch.buffers.integers[index])
+        return self._numbers[index]
 
     # Products and equations.
 
     def _product(self, value: Var) -> Blocks:
         sums, config = self._sums[value], self._launch.config
         hb, split = config.hb, config.split
-        own = lax.rem(self._launch.block, jnp.int32(split)) * hb if split > 1 else 0
+        first = lax.rem(self._launch.block, jnp.int32(split)) * hb if split > 1 else 0
 
         def read(i: int) -> jax.Array:
             lead, b = divmod(i, max(1, self._blocks(value)[-1]))
-            return self._device.read_product(self._tile, self._part, sums.slots, sums.columns[lead] + b * hb * split + own)
+            return self._device.read_product(self._tile, self._part, sums.slots, sums.columns[lead] + b * hb * split + first)
 
         return self._each(value, read)
 
@@ -266,8 +266,8 @@ class Values:
 
     # Stores.
 
-    def _store(self, store: Store, own: jax.Array | None) -> None:
-        """Stores a value; zeros from the thread block's column `own` on."""
+    def _store(self, store: Store, valid: jax.Array | None) -> None:
+        """Stores a value; zeros from the thread block's column `valid` on."""
         launch, tile, place = self._launch, self._tile, store.place
         awaited = place.tensor in launch.awaited
         for b in range(max(1, num_blocks(aval(store.value), self._unit))):
@@ -277,7 +277,7 @@ class Values:
                 x = jnp.full(tile.shape, x, dtype_of(store.value))
             if dtype_of(store.value) == np.bool_:
                 x = jnp.where(x, jnp.int32(1), jnp.int32(0))
-            self._device.store(tile, launch.buffers.tensors[place.tensor], x, base, column, own, awaited)
+            self._device.store(tile, launch.buffers.tensors[place.tensor], x, base, column, valid, awaited)
 
 
 def _box(x: jax.Array) -> Blocks:

@@ -84,9 +84,9 @@ def run(strategy: Strategy) -> None:
         after = bounds(i + 2)
         ahead = strategy.first_tiles(*following)
         strategy.prefetch(*following)
-        mine = strategy.takes_part(low, high)
-        lax.cond(mine, lambda: _run_level(strategy, low, high, met, first), lambda: None)
-        return met + jnp.where(mine, jnp.int32(barriers), jnp.int32(0)), ahead, *following, *after
+        runs = strategy.takes_part(low, high)
+        lax.cond(runs, lambda: _run_level(strategy, low, high, met, first), lambda: None)
+        return met + jnp.where(runs, jnp.int32(barriers), jnp.int32(0)), ahead, *following, *after
 
     first, second = (bounds(jnp.int32(n)) for n in range(2))
     lax.fori_loop(jnp.int32(0), count, one, (jnp.int32(0), strategy.first_tiles(*first), *first, *second))
@@ -124,8 +124,8 @@ def _run_phase(strategy: Strategy, n: int, begin: jax.Array, last: jax.Array, fi
 
 def tile(launch: Launch, t: jax.Array, begin: jax.Array, last: jax.Array, wg: jax.Array | None = None) -> Tile:
     """A warpgroup's t-th tile of the rows `begin` to `last`; this warpgroup's, or that of `wg`."""
-    config, own = launch.config, launch.wg if wg is None else wg
-    row = jnp.minimum(begin + (own + t * config.warpgroups) * config.rows, last)
+    config, number = launch.config, launch.wg if wg is None else wg
+    row = jnp.minimum(begin + (number + t * config.warpgroups) * config.rows, last)
     return Tile((config.rows, config.hb), row, last)
 
 

@@ -81,10 +81,10 @@ class Launch:
 
     def whole_outputs(self) -> dict[Tensor, Output]:
         """The tensors that are read after the launch from their first to their last row."""
-        found = {t: out for t, out in self.outputs.items() if t not in self.program.scratch and not out.sparse}
+        whole = {t: out for t, out in self.outputs.items() if t not in self.program.scratch and not out.sparse}
         stored = ((phase.domain, store.place) for phase in self.program.phases for store in phase.stores)
         for domain, place in dict.fromkeys(stored):
             if place.tensor not in self.program.halves and place.tensor not in self.outputs:
                 ref = self.buffers.tensors[place.tensor]
-                found[place.tensor] = Output(ref.shape[0], ref.shape[1], ref.dtype, domain, place.base)
-        return found
+                whole[place.tensor] = Output(ref.shape[0], ref.shape[1], ref.dtype, domain, place.base)
+        return whole

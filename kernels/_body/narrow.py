@@ -100,12 +100,12 @@ class Narrow:
         launch = self.launch
         sources = launch.layout.phases[n].sources
         values = Values(launch, launch.program.phases[n], tile, launch.layout.phases[n].sums)
-        found = {name: launch.device.number(tile, launch.buffers.integers[name]) for name in values.indices()}
+        numbers = {name: launch.device.number(tile, launch.buffers.integers[name]) for name in values.indices()}
         if not sources:
-            return None, found
+            return None, numbers
         indices = [launch.index(source.index) for source in sources]
         bases = [launch.scalar(source.base) for source in sources]
-        return launch.device.product_rows(tile, indices, bases), found
+        return launch.device.product_rows(tile, indices, bases), numbers
 
     def run_phase(self, n: int, phase: Phase, begin: jax.Array, last: jax.Array, first: Where | None) -> None:
         """Deals the tiles to the warpgroups in turn. The row numbers of a tile are loaded while the previous tile runs."""
@@ -117,14 +117,14 @@ class Narrow:
             return ahead
 
         tiles = lax.div(last - begin + config.rows, jnp.int32(config.rows))
-        mine = lax.div(tiles - launch.wg + config.warpgroups - 1, jnp.int32(config.warpgroups))
-        lax.fori_loop(jnp.int32(0), mine, one, first)
+        turns = lax.div(tiles - launch.wg + config.warpgroups - 1, jnp.int32(config.warpgroups))
+        lax.fori_loop(jnp.int32(0), turns, one, first)
 
     def run_tile(self, n: int, phase: Phase, tile: Tile, where: Where) -> None:
         """Runs a phase for one tile: early loads, products, equations, stores."""
         launch, layout = self.launch, self.launch.layout.phases[n]
-        rows, found = where
-        values = Values(launch, phase, tile, layout.sums, found)
+        rows, numbers = where
+        values = Values(launch, phase, tile, layout.sums, numbers)
         values.issue()
         if layout.specs:
             refs = [launch.buffers.tensors[source.tensor] for source in layout.sources]

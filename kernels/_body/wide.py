@@ -90,8 +90,8 @@ class Wide:
             return jnp.int32(0)
 
         tiles = lax.div(last - begin + rows, jnp.int32(rows))
-        mine = lax.div(tiles - launch.group + config.groups - 1, jnp.int32(config.groups))
-        lax.fori_loop(jnp.int32(0), mine, one, jnp.int32(0))
+        turns = lax.div(tiles - launch.group + config.groups - 1, jnp.int32(config.groups))
+        lax.fori_loop(jnp.int32(0), turns, one, jnp.int32(0))
 
     def products(self, n: int, tile: Tile) -> None:
         """Computes all products of a phase for a tile, into the partial sums."""

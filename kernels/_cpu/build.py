@@ -54,11 +54,11 @@ def build(folder: Path) -> list[Path]:
         part = folder / f".{out.name}.{os.getpid()}"
         command = [path, *_OPTIONS, *options.split(), f'-DCAVS_VERSION="{version(source)}"', str(source), "-o", str(part)]
         running.append((out, part, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)))
-    found = []
+    libraries = []
     for out, part, process in running:
         if process.wait() == 0:
             part.replace(out)  # at once: another process may load the old one
-            found.append(out)
+            libraries.append(out)
         else:
             part.unlink(missing_ok=True)
-    return found
+    return libraries

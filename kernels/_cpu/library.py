@@ -35,9 +35,9 @@ def native_unavailable() -> str | None:
         library = ctypes.CDLL(str(files[0]))
     except OSError as e:
         return f"its library cannot be loaded ({e})"
-    own = library.cavs_version
-    own.restype = ctypes.c_char_p
-    if own().decode() != version():
+    version_of = library.cavs_version
+    version_of.restype = ctypes.c_char_p
+    if version_of().decode() != version():
         return "its library was compiled from other sources (run python -m cavs.kernels._cpu)"
     library.cavs_threads(usable_cores())
     for name in (NATIVE_LEVELS, NATIVE_GRADIENTS):

@@ -24,13 +24,13 @@ class NativeOperation(NamedTuple):
 
 def _read(text: str) -> dict[str, NativeOperation]:
     lines = [line for line in text.splitlines() if line and line[:2] != "//"]
-    found: dict[str, NativeOperation] = {}
+    operations: dict[str, NativeOperation] = {}
     for code, line in enumerate(lines):
         match = _LINE.fullmatch(line)
         assert match, f"{TABLE.name}: expected OPERATION(NAME, operands, types, value), got {line!r}"
-        found[match["name"].lower()] = NativeOperation(code, int(match["operands"]), frozenset(match["types"].lower()))
-    assert len(found) == len(lines), f"{TABLE.name}: an operation has two lines"
-    return found
+        operations[match["name"].lower()] = NativeOperation(code, int(match["operands"]), frozenset(match["types"].lower()))
+    assert len(operations) == len(lines), f"{TABLE.name}: an operation has two lines"
+    return operations
 
 
 NATIVE_OPERATIONS = _read(TABLE.read_text())

@@ -96,17 +96,17 @@ def layout_of(program: LevelProgram, config: LaunchConfig) -> Layout:
 
 def _packed(program: LevelProgram, config: LaunchConfig) -> tuple[list[tuple[int, PackedWeight]], int]:
     """Each weight as packed, with how many rows its product reads side by side; and the words of all."""
-    found: dict[_WeightKey, tuple[int, PackedWeight]] = {}
+    packed: dict[_WeightKey, tuple[int, PackedWeight]] = {}
     words = 0
     for p in program.products():
-        if (key := (p.weight, p.axis, p.joined)) not in found:
+        if (key := (p.weight, p.axis, p.joined)) not in packed:
             k = program.size(p.size)
             splits = _splits(k // config.chunk, p.joined, config)
             width = p.blocks * config.hb * config.split
             part = PackedWeight(p.weight, p.axis, k // config.split, width, words, splits, config.tight)
-            found[key] = p.joined, part
+            packed[key] = p.joined, part
             words += part.words(config.precision)
-    return list(found.values()), words
+    return list(packed.values()), words
 
 
 class _PhaseBuilder:
@@ -126,9 +126,9 @@ class _PhaseBuilder:
         sources: list[RowRead] = []
         for (k, joined), which in by_k.items():
             products = [phase.products[n] for n in which]
-            mine = list(dict.fromkeys(source for p in products for operand in p.operands for source in operand))
-            specs.append(self.spec(k, joined, products, mine))
-            sources += [row for source in mine for row in source]
+            distinct = list(dict.fromkeys(source for p in products for operand in p.operands for source in operand))
+            specs.append(self.spec(k, joined, products, distinct))
+            sources += [row for source in distinct for row in source]
         if self.config.split > 1 and len({spec.slots for spec in specs}) > 1:
             raise Unfit("products of different sizes, whose sums cannot be sent together")
         return PhaseLayout(tuple(specs), tuple(sources), self.sums)
@@ -192,10 +192,10 @@ def _numbers(operand: tuple[tuple[RowRead, ...], ...], sources: list[tuple[RowRe
 
 def _grouped(keys: Iterable[_T]) -> dict[_T, list[int]]:
     """The positions of each key, in the order in which the keys appear."""
-    found: dict[_T, list[int]] = {}
+    positions: dict[_T, list[int]] = {}
     for n, key in enumerate(keys):
-        found.setdefault(key, []).append(n)
-    return found
+        positions.setdefault(key, []).append(n)
+    return positions
 
 
 def _splits(chunks: int, joined: int, config: LaunchConfig) -> int:

@@ -47,10 +47,10 @@ def _product(spec: ProductSpec, rows: list[RowRead], config: LaunchConfig) -> It
     warps = f", divided among {spec.splits} warps" if spec.splits > 1 else ""
     yield f"sums of {spec.chunk * spec.chunks * spec.split} elements: {spec.chunks} chunks of {spec.chunk}{warps}"
     for n in range(len(rows) // spec.joined):
-        found = slice(n * spec.joined, (n + 1) * spec.joined)
+        part = slice(n * spec.joined, (n + 1) * spec.joined)
         parts = [
             f"{row.tensor} from column {source.column}{', polled' * source.awaited}"
-            for row, source in zip(rows[found], spec.sources[found], strict=True)
+            for row, source in zip(rows[part], spec.sources[part], strict=True)
         ]
         yield f"source {n}: {' | '.join(parts)}"
     for n, operand in enumerate(spec.operands):

@@ -76,7 +76,7 @@ class Exchange:
     def __init__(self, ring: MemRef, part: MemRef, peer: I32, spec: ProductSpec):
         self.i32, self.f32, self.spec, self.part = ir.IntegerType.get_signless(32), ir.F32Type.get(), spec, part
         thread = thread_index()
-        self.lane, self.mine, self.wg = thread & 31, thread & 127, thread >> 7
+        self.lane, self.thread, self.wg = thread & 31, thread & 127, thread >> 7
         self.ring = address(ring, 3) + self.wg * (EXCHANGE_WORDS * 4)
         # The other thread blocks of the cluster, by their distance from this one.
         self.ranks = [(peer + n) % spec.split for n in range(1, spec.split)]
@@ -89,7 +89,7 @@ class Exchange:
     def release(self) -> None:
         """Tells the other thread blocks that this warpgroup has read their sums of the previous tile."""
         self.parity = ptx(f"ld.shared.b32 $0, [$1+{_PARITY}];", self.i32, self.ring)
-        with mu.when(self.mine == 0):
+        with mu.when(self.thread == 0):
             self._arrive(_FREE)
 
     def _arrive(self, barrier: int) -> None:
@@ -105,26 +105,26 @@ class Exchange:
         """Sends the others the warpgroup's partial sums of their units, for `count` rows, and waits for theirs."""
         self._wait(_FREE)
         spec, (_, rows, width) = self.spec, ir.MemRefType(self.part.type).shape
-        own = (width - 4) // spec.split
+        columns = (width - 4) // spec.split
         base = address(self.part, 3)
         first = self.wg * spec.all_slots
         parts = [self._mapped(base, rank) for rank in self.ranks]
-        for begin in range(0, rows * own, 128):
-            i = self.mine + begin
-            row, column = i // own, i % own
+        for begin in range(0, rows * columns, 128):
+            i = self.thread + begin
+            row, column = i // columns, i % columns
             block, inside = column // spec.hb, column % spec.hb
             for n, (rank, part) in enumerate(zip(self.ranks, parts, strict=True)):
                 column = block * (spec.hb * spec.split) + rank * spec.hb
                 at = row * width + (column + inside)
                 at = (first * (rows * width) + at) * 4
-                mine, texts = base + at, [f"ld.shared.f32 $0, [$1+{slot * rows * width * 4}];" for slot in range(spec.slots)]
-                total = functools.reduce(operator.add, (ptx(text, self.f32, mine) for text in texts))
+                source, texts = base + at, [f"ld.shared.f32 $0, [$1+{slot * rows * width * 4}];" for slot in range(spec.slots)]
+                total = functools.reduce(operator.add, (ptx(text, self.f32, source) for text in texts))
                 to = part + (at + (spec.slots + n) * rows * width * 4)
                 text = "{.reg .pred p; setp.lt.s32 p, $2, $3; @p st.shared::cluster.f32 [$0], $1;}"
                 ptx(text, [], to, total, row, count)
         ptx("bar.warp.sync 0xffffffff;", [])
         with mu.when(self.lane == 0):
             self._arrive(_ARRIVED)
-        with mu.when(self.mine == 0):
+        with mu.when(self.thread == 0):
             ptx(f"st.shared.b32 [$0+{_PARITY}], $1;", [], self.ring, self.parity ^ 1)
         self._wait(_ARRIVED)

@@ -51,11 +51,11 @@ def hold_weights(specs: Sequence[ProductSpec], weights: Ref) -> HeldWeights:
 
 def read_all(specs: Sequence[ProductSpec], start: SharedAddress, thread: I32) -> list[Register]:
     """Returns what a thread holds of the weights that begin at an address."""
-    found = []
+    registers = []
     for (_, *place), (spec, weight) in _fragments(specs).items():
         warp = minimum(thread >> 5 & 3, spec.splits - 1)  # the others multiply nothing
-        found += WeightReader(start, warp, thread & 31).read(spec, weight, *place)
-    return found
+        registers += WeightReader(start, warp, thread & 31).read(spec, weight, *place)
+    return registers
 
 
 class HeldReader:

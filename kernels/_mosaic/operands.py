@@ -43,8 +43,8 @@ class WeightReader:
         steps, half = 2 * spec.chunks, weight.half and tile == weight.tiles - 1
         words = 64 if half else 128
         at = (weight.offset + tile * steps * 128 + (2 * chunk + step) * words) * 4
-        mine = self.warp * (2 * per_warp * words * 4) + self.lane * (words // 8)
-        four = self._load(spec, mine, at, words // 32)
+        start = self.warp * (2 * per_warp * words * 4) + self.lane * (words // 8)
+        four = self._load(spec, start, at, words // 32)
         if half:
             four = [four[0], int32(0), four[1], int32(0)]
         if PRECISIONS[spec.precision].terms > 1:
@@ -53,13 +53,13 @@ class WeightReader:
 
     def _triple(self, spec: ProductSpec, weight: WeightSpec, triple: int, per_warp: int) -> list[list[Register]]:
         """Unpacks three fragments from the words of two; see `_layout.pack`."""
-        mine = self.warp * (-(-2 * per_warp * weight.tiles // 3) * 1024) + self.lane * 16
-        one, two = (self._load(spec, mine, weight.offset * 4 + triple * 1024 + n * 512, 4) for n in range(2))
+        start = self.warp * (-(-2 * per_warp * weight.tiles // 3) * 1024) + self.lane * 16
+        one, two = (self._load(spec, start, weight.offset * 4 + triple * 1024 + n * 512, 4) for n in range(2))
         return [one, two, [(a << 19) + (b << 6) for a, b in zip(one, two, strict=True)]]
 
-    def _load(self, spec: ProductSpec, mine: I32, at: int, count: int) -> list[Register]:
-        """Loads words of the thread's own, from byte `mine` + `at` on."""
-        text, place = ("ld.shared", self.start + mine) if spec.resident else ("ld.global.nc", self.start + int64(mine))
+    def _load(self, spec: ProductSpec, start: I32, at: int, count: int) -> list[Register]:
+        """Loads words of the thread's own, from byte `start` + `at` on."""
+        text, place = ("ld.shared", self.start + start) if spec.resident else ("ld.global.nc", self.start + int64(start))
         words = ", ".join(f"${n}" for n in range(count))
         return list(ptx(f"{text}.v{count}.b32 {{{words}}}, [${count}+{at}];", [ir.IntegerType.get_signless(32)] * count, place))
 
@@ -73,11 +73,11 @@ def right_operand(sources: list[list[Register]], step: int, precision: str) -> l
         precision: See `LaunchConfig`.
     """
     i32, how = ir.IntegerType.get_signless(32), PRECISIONS[precision]
-    mine = [x[step * len(x) // 2 : (step + 1) * len(x) // 2] for x in sources]
-    if len(mine) < 3 and all(x[0].type == i32 for x in mine):  # as below, a sum of two elements is rounded once
+    halves = [x[step * len(x) // 2 : (step + 1) * len(x) // 2] for x in sources]
+    if len(halves) < 3 and all(x[0].type == i32 for x in halves):  # as below, a sum of two elements is rounded once
         add = f"add.rn.{how.kind}x2 $0, $1, $2;"
-        return [two[0] if len(two) == 1 else ptx(add, i32, *two) for two in zip(*mine, strict=True)]
-    values, *others = (_to_float32(x, precision) for x in mine)
+        return [two[0] if len(two) == 1 else ptx(add, i32, *two) for two in zip(*halves, strict=True)]
+    values, *others = (_to_float32(x, precision) for x in halves)
     for more in others:
         values = [a + b for a, b in zip(values, more, strict=True)]
     if how.dtype is not None:
@@ -112,10 +112,10 @@ def to_tf32(values: Sequence[F32], precision: str) -> list[Register]:
     def near(x: F32) -> Register:
         return bitcast(i32, x * factor)
 
-    found = [near(x) for x in values]
+    rounded = [near(x) for x in values]
     if PRECISIONS[precision].terms == 1:
-        return found
-    high = [x & -0x2000 for x in found]
+        return rounded
+    high = [x & -0x2000 for x in rounded]
     return high + [near(x - bitcast(f32, h)) for x, h in zip(values, high, strict=True)]
 
 

@@ -104,8 +104,8 @@ class _Product(Reader):
         elif self.spec.resident:
             self.weights = address(weights, 3)
         else:
-            own = int64(scalar(cta)) * (self.spec.words * 4)
-            self.weights = address(weights, 1) + own
+            offset = int64(scalar(cta)) * (self.spec.words * 4)
+            self.weights = address(weights, 1) + offset
 
     def emit(self) -> None:
         """Emits the products."""
@@ -173,10 +173,10 @@ class _Product(Reader):
             return [functools.reduce(operator.add, parts) for key in keys for parts in zip(*totals[key], strict=True)], late
 
         if self.awaits and depth < len(steps):
-            found = self.poll([self.f32] * 4 * len(keys), attempt)
+            sums = self.poll([self.f32] * 4 * len(keys), attempt)
         else:
-            found, _ = attempt()
-        totals = {key: found[4 * i : 4 * i + 4] for i, key in enumerate(keys)}
+            sums, _ = attempt()
+        totals = {key: sums[4 * i : 4 * i + 4] for i, key in enumerate(keys)}
         if spec.slots == spec.splits:
             self._store(totals, spec, False)
             return
@@ -213,8 +213,8 @@ class _Product(Reader):
         for (s, w, m, o, n), four in totals.items():
             weight = self.specs[s].weights[w]
             column = weight.columns[weight.operands.index(o)] + 16 * m
-            mine = four[:2] if weight.half and m == weight.tiles - 1 else four
-            for q, x in enumerate(scaled(mine, 1 / PRECISIONS[spec.precision].factor)):
+            present = four[:2] if weight.half and m == weight.tiles - 1 else four
+            for q, x in enumerate(scaled(present, 1 / PRECISIONS[spec.precision].factor)):
                 r, col = self.quad * 2 + (8 * n + q % 2), self.group + (column + 8 * (q // 2))
                 at = [as_index(place), as_index(r), as_index(col)]
                 memref.store(load_element(self.part, *at) + x if add else x, self.part, at)

@@ -111,16 +111,16 @@ class Reader:
         warp = rank - part * warps
         out = []
         for s, n in itertools.product(range(0, len(spec.sources), spec.joined), range(groups)):
-            found = []
+            starts = []
             size = 4 if ir.MemRefType(refs[s].type).element_type == self.f32 else 2  # bytes
             quarter = spec.chunk * size // 4
             for i, source in enumerate(spec.sources[s : s + spec.joined], s):
                 offset = warp * (4 * per_warp * quarter) + self.quad * quarter
                 r = element(numbers[i * (spec.rows // 8) + n])
                 start = int64(r) * (ir.MemRefType(refs[i].type).shape[1] * size) + int64(offset + source.column * size)
-                found.append(address(refs[i], 1) + start)
-            start = found[0]
-            for i, other in enumerate(found[1:], 1):
+                starts.append(address(refs[i], 1) + start)
+            start = starts[0]
+            for i, other in enumerate(starts[1:], 1):
                 start = select(compare("uge", part, i), other, start)
             awaited = any(x.awaited for x in spec.sources[s : s + spec.joined])
             out.append(Pointer(start, quarter, self.i32 if size == 2 else self.f32, n == groups - 1, awaited))
@@ -132,11 +132,11 @@ class Reader:
             return [self.read(step) for step in steps]
 
         def read() -> tuple[list[Register], Predicate]:
-            found = [self.read(step) for step in steps]
+            attempt = [self.read(step) for step in steps]
             late = false()
-            for step, values in zip(steps, found, strict=True):
+            for step, values in zip(steps, attempt, strict=True):
                 late = late | self.unwritten(step.pointers, values)
-            return [x for values in found for numbers in values for x in numbers], late
+            return [x for values in attempt for numbers in values for x in numbers], late
 
         kinds = [p.kind for step in steps for p in step.pointers for _ in range(p.quarter // 4)]
         left = iter(self.poll(kinds, read))
@@ -152,16 +152,16 @@ class Reader:
 
     def unwritten(self, pointers: list[Pointer], values: list[list[Register]]) -> Predicate:
         """Whether one of the elements that this thread has read by these pointers is not written yet."""
-        found, least = false(), None
+        missing, least = false(), None
         for x in (x for p, numbers in zip(pointers, values, strict=True) if p.awaited for x in numbers):
             if x.type == self.f32:
-                found = found | (bitcast(self.i32, x) == int(UNWRITTEN))
+                missing = missing | (bitcast(self.i32, x) == int(UNWRITTEN))
                 continue
             differ = x ^ (int(UNWRITTEN_HALF) * 0x10001 - (1 << 32))  # two elements of 16 bits
             least = differ if least is None else ptx("min.u16x2 $0, $1, $2;", self.i32, least, differ)
         for half in () if least is None else (least & 0xFFFF, least >> 16):
-            found = found | (half == 0)
-        return found
+            missing = missing | (half == 0)
+        return missing
 
     def poll(self, kinds: Sequence[ir.Type], attempt: Callable[[], tuple[list[Register], Predicate]]) -> list[Register]:
         """Repeats an attempt until it succeeds for all threads of the warp, or has been repeated too often.

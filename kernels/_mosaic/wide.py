@@ -91,8 +91,8 @@ class _Wide:
         self.row = (self.thread >> 5 & 3) * 16 + self.group  # of the tile; the thread's other row is 8 later
         self.leader, self.first = self.thread == 0, self.thread & 127 == 0
         stages = address(part, 3)
-        own = int64(scalar(cta)) * (4 * ir.MemRefType(weights.type).shape[1])
-        self.ring = Ring(specs, barriers, stages, address(weights, 1) + own)
+        offset = int64(scalar(cta)) * (4 * ir.MemRefType(weights.type).shape[1])
+        self.ring = Ring(specs, barriers, stages, address(weights, 1) + offset)
         self.pointers: list[RowPair] = []  # for each source
         columns = [source.column for spec in specs for source in spec.sources]
         for (ref, index, base), column in zip(sources, columns, strict=True):
@@ -123,7 +123,7 @@ class _Wide:
 
     def _read(self, spec: ProductSpec, pointers: list[RowPair], chunk: I32) -> list[F32]:
         """Reads a chunk of all sources: for each source 16 elements, ordered by row, half of the chunk, and element."""
-        each, found = spec.chunks // spec.joined, []
+        each, elements = spec.chunks // spec.joined, []
         for n in range(0, len(pointers), spec.joined):
             two, rest = pointers[n], chunk
             for m in range(1, spec.joined):
@@ -135,8 +135,8 @@ class _Wide:
                 at = start + int64(rest * 128)
                 for half in range(2):
                     text = f"ld.relaxed.gpu.global.v4.b32 {{$0, $1, $2, $3}}, [$4+{64 * half}];"
-                    found += ptx(text, [self.f32] * 4, at)
-        return found
+                    elements += ptx(text, [self.f32] * 4, at)
+        return elements
 
     def _stream(self, n: int, spec: ProductSpec, pointers: list[RowPair]) -> Sums:
         """The sums of the n-th spec, chunk after chunk."""
@@ -210,19 +210,19 @@ class _Wide:
         )
         codes = ["=f"] * count + [str(i) for i in range(count)] + ["r"] * 4 + ["l"]
         kind = llvm.StructType.get_literal([self.f32] * count)
-        made: Any = llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True)
-        return [Value(llvm.extractvalue(self.f32, made, [i])) for i in range(count)]
+        results: Any = llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True)
+        return [Value(llvm.extractvalue(self.f32, results, [i])) for i in range(count)]
 
     def _store(self, spec: ProductSpec, sums: Sums) -> None:
         """Writes the warpgroup's sums to its rows of `part`."""
         _, rows, width = ir.MemRefType(self.part.type).shape
         row = (self.thread >> 7) * rows + self.row
         place = self.ring.stages + (row * (4 * width) + self.quad * 8)
-        for (w, o), found in sums.items():
+        for (w, o), totals in sums.items():
             weight = spec.weights[w]
             column = weight.columns[weight.operands.index(o)]
-            for i in range(len(found) // 4):
+            for i in range(len(totals) // 4):
                 for half in range(2):
                     first = 4 * (column + 8 * i + 8 * half * width)
-                    two = found[4 * i + 2 * half : 4 * i + 2 * half + 2]
+                    two = totals[4 * i + 2 * half : 4 * i + 2 * half + 2]
                     ptx(f"st.shared.v2.f32 [$0+{first}], {{$1, $2}};", [], place, *two)

@@ -17,14 +17,14 @@ def computed_once(eqns: Sequence[Eqn]) -> set[Var]:
     might equal none of them, and its gradient would go nowhere.
     """
     producer = {v: e for e in eqns for v in e.outvars}
-    found: set[Var] = set()
+    compared: set[Var] = set()
     for e in eqns:
         read = [x for x in e.invars if is_var(x)]
         if e.primitive.name in COMPARISONS and len(read) == 2 and np.issubdtype(aval(read[0]).dtype, np.floating):
             a, b = read
             if _follows(a, b, producer) or _follows(b, a, producer):
-                found |= {a, b}
-    return found
+                compared |= {a, b}
+    return compared
 
 
 def _follows(x: Var, other: Var, producer: Mapping[Var, Eqn]) -> bool:

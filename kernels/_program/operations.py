@@ -244,8 +244,8 @@ class Phase:
 
     def reads(self) -> set[Tensor]:
         """The tensors that operations other than products read."""
-        found = {op.source for op in self.operations if isinstance(op, Load | Across)}
-        return {tensor for source in found for tensor in tensors_of(source)}
+        sources = {op.source for op in self.operations if isinstance(op, Load | Across)}
+        return {tensor for source in sources for tensor in tensors_of(source)}
 
     def operands(self) -> set[Tensor]:
         """The tensors that products read."""

@@ -238,17 +238,17 @@ class _Cutter:
     def reduced(self, draft: _Draft) -> set[Tensor]:
         """The tensors of which a phase reduces whole vectors."""
         operands = [e.invars[0] for e in draft.eqns.values() if e.primitive.name in REDUCTIONS]
-        found = [self.sources[x] for x in operands if is_var(x)]
-        return {source.tensor for source in found if isinstance(source, RowRead)}
+        sources = [self.sources[x] for x in operands if is_var(x)]
+        return {source.tensor for source in sources if isinstance(source, RowRead)}
 
     def operations(self, draft: _Draft, products: list[Product]) -> tuple[Operation, ...]:
         """The operations of a phase; the equations in the order in which its stores need them."""
-        made: dict[int, Operation] = {id(p.eqn): p for p in products}
+        by_eqn: dict[int, Operation] = {id(p.eqn): p for p in products}
         for e in draft.eqns.values():
-            if id(e) not in made:
-                made[id(e)] = self.operation(e)
+            if id(e) not in by_eqn:
+                by_eqn[id(e)] = self.operation(e)
         stores = tuple(Store(v, place) for v, places in draft.stores.items() for place in places)
-        everything = (*self.loads(draft, [e for e in made.values() if isinstance(e, Equation)]), *made.values())
+        everything = (*self.loads(draft, [e for e in by_eqn.values() if isinstance(e, Equation)]), *by_eqn.values())
         phase = Phase(draft.domain, everything, False)
         ordered = tuple(op for op in phase.in_order(stores) if not isinstance(op, Store))
         loads = [op for op in everything if isinstance(op, Load)]
@@ -278,8 +278,8 @@ class _Cutter:
         }
         by_eqn = {id(e.eqn): e for e in equations}
         read = [x for e in draft.eqns.values() if id(e) in by_eqn for x in e.invars if is_var(x)]
-        found = [x for x in dict.fromkeys([*read, *draft.stores]) if x not in draft.eqns]
-        loads = [Load(x, draft.inputs.get(x) or self.sources[x], early=x not in operands) for x in found]
+        needed = [x for x in dict.fromkeys([*read, *draft.stores]) if x not in draft.eqns]
+        loads = [Load(x, draft.inputs.get(x) or self.sources[x], early=x not in operands) for x in needed]
         return sorted(loads, key=lambda load: not load.early)
 
 

@@ -40,8 +40,8 @@ def blocks(shape: ShapedArray, unit: int) -> tuple[int, ...]:
 
 def num_blocks(shape: ShapedArray, unit: int) -> int:
     """The number of unit vectors in a value; 0 for a scalar of a row."""
-    found = blocks(shape, unit)
-    return int(np.prod(found)) if found else 0
+    counts = blocks(shape, unit)
+    return int(np.prod(counts)) if counts else 0
 
 
 def stored_dtype(shape: ShapedArray | jax.ShapeDtypeStruct) -> np.dtype:

@@ -223,8 +223,8 @@ def _load(at: GlobalAddress, below: int, present: Predicate, wide: int) -> list[
     out = "$0" if wide == 1 else f"{{{', '.join(f'${n}' for n in range(wide))}}}"
     kind = "f32" if wide == 1 else f"v{wide}.f32"
     text = f"{{.reg .pred p; setp.ne.s32 p, ${wide + 1}, 0; {zeros} @p ld.global.{kind} {out}, [${wide}+{below}];}}"
-    made = ptx(text, [f32] * wide, at, zero_extended(i32, present))
-    return list(made)
+    values = ptx(text, [f32] * wide, at, zero_extended(i32, present))
+    return list(values)
 
 
 def _store(at: GlobalAddress, below: int, present: Predicate | None, values: Sequence[F32]) -> None:
@@ -264,7 +264,7 @@ def _both(matrix: np.ndarray, values: Grid) -> Grid:
 def _times(matrix: np.ndarray, values: Sequence[F32]) -> list[F32]:
     """`matrix` @ values, without products by 0, 1 and -1."""
     f32 = ir.F32Type.get()
-    found = []
+    products = []
     for row in matrix:
         total: F32 | None = None
         for factor, value in sorted(zip(row, values, strict=True), key=lambda pair: abs(pair[0]) != 1):
@@ -277,8 +277,8 @@ def _times(matrix: np.ndarray, values: Sequence[F32]) -> list[F32]:
             else:
                 total = Value(mlir_math.fma(value, constant(f32, float(factor)), total))
         assert total is not None
-        found.append(total)
-    return found
+        products.append(total)
+    return products
 
 
 def _rounded(pair: Sequence[F32]) -> tuple[Value, list[F32]]:
