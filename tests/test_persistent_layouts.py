@@ -13,7 +13,7 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.persistent import chip, lower, wide_levels
 from cavs._run import plans
-from cavs.kernels import H200
+from cavs.kernels import H200, Target, persistent
 from tests.odd_graphs import joined
 from tests.persistent_programs import CASES, INTERPRETER, assert_near, inputs_of, laid_out, plan_of, values
 from tests.slow import few
@@ -84,6 +84,29 @@ def test_which_levels_are_wide() -> None:
 
 
 COMPLETE = cavs.from_parents([[-1, *(i // 2 for i in range(126))]] * 256)  # binary trees of 64 leaves
+
+
+@pytest.mark.parametrize(
+    ("target", "graphs", "policy", "engine", "reason"),
+    [
+        (Target.here(), 4, "batching", "native", None),
+        (Target.here(), 4, "serial", "scan", "native is not for this schedule: the schedule runs vertex by vertex"),
+        (H200, 4, "batching", "persistent", None),
+        (H200, 9000, "batching", "scan", "persistent is not for this schedule: its levels have so many vertices"),
+    ],
+)
+def test_explain_names_the_engine_for_the_schedule(
+    monkeypatch: pytest.MonkeyPatch, target: Target, graphs: int, policy: str, engine: str, reason: str | None
+) -> None:
+    monkeypatch.setattr(Target, "here", staticmethod(lambda: target))
+    if target == H200:
+        monkeypatch.setattr(persistent, "unsupported", lambda target: None)
+    program = vp.LSTM(2048, 8)
+    sched = cavs.schedule(cavs.from_lengths([8] * graphs), policy=policy, scripts=target == H200)
+    shapes = jax.eval_shape(program.init, jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32)
+    text = cavs.explain(program.vertex_function(), *shapes, sched=sched)
+    assert f"Selected engine: {engine}" in text
+    assert text.count("is not for this schedule") == (reason is not None) and (reason or "") in text
 
 
 @pytest.mark.parametrize(

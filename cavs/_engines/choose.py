@@ -9,7 +9,6 @@ from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.counted import suggestion
-from cavs._schedule.schedule import Shape
 from cavs.kernels import Target, persistent
 
 
@@ -44,12 +43,16 @@ def choose_engine(engine: str | Engine | None, job: Job) -> Engine:
     user_engine = engine_of(engine)
     if user_engine is None:
         _warn_once_if_held_back(job.target)
-        return next(ENGINES[name] for name in _PREFERRED if ENGINES[name].is_best_for(job))
+        return _best_for(job)
     if reason := user_engine.unfit(job):
         raise EngineError(
             f"run: engine: got {user_engine.name!r}, but {reason}. Write engine='scan', or engine=None to choose."
         )
     return user_engine
+
+
+def _best_for(job: Job) -> Engine:
+    return next(ENGINES[name] for name in _PREFERRED if ENGINES[name].is_best_for(job))
 
 
 @functools.cache
@@ -59,15 +62,21 @@ def _warn_once_if_held_back(target: Target) -> None:
         warnings.warn(f"cavs: this GPU could run the fast engine, persistent, but it cannot run here: {reason}.", stacklevel=2)
 
 
-def explain_engines(plan: FunctionPlan, target: Target, shape: Shape | None = None) -> list[str]:
+def explain_engines(plan: FunctionPlan, target: Target, job: Job | None) -> list[str]:
     """Returns lines that say which engine runs F on a device, and how each engine would, or why it cannot.
 
-    `shape`: the shape of the schedules, if known.
+    `job`: what is to run, if the schedule is known.
     """
+    shape = None if job is None else job.shape
     found = {name: ENGINES[name].explain(plan, target, shape) for name in ("scan", "native", "persistent")}
     here = persistent.unsupported(target)
-    chosen = "native" if found["native"][0] and target.is_cpu else "scan"
+    usual = "native" if found["native"][0] and target.is_cpu else "scan"
     if found["persistent"][0] and not here:
-        chosen = "persistent"
-    reason = f" (persistent cannot run here: {here})" if here else ""
-    return [*(line for _, lines in found.values() for line in lines), f"Selected engine: {chosen}{reason}."]
+        usual = "persistent"
+    reasons = [f"persistent cannot run here: {here}"] if here else []
+    chosen = usual if job is None else _best_for(job).name
+    if job is not None and chosen != usual:
+        why = ENGINES[usual].unfit(job) or "its levels have so many vertices that another engine should be faster"
+        reasons.append(f"{usual} is not for this schedule: {why}")
+    text = f" ({'; '.join(reasons)})" if reasons else ""
+    return [*(line for _, lines in found.values() for line in lines), f"Selected engine: {chosen}{text}."]

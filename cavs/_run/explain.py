@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from cavs._engines.choose import explain_engines
+from cavs._engines.engine import Job
 from cavs._engines.native.engine import Native
 from cavs._function.domains import EDGE, STATIC
 from cavs._function.keeping import front
@@ -16,7 +17,7 @@ from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Eqn, is_var
 from cavs._jaxpr.memo import results
 from cavs._run.plans import latest_plan, plan_of
-from cavs._run.run import for_schedule
+from cavs._run.run import for_schedule, kind_names
 from cavs._schedule.schedule import Schedule, check_schedule
 from cavs.kernels import Target
 
@@ -77,7 +78,8 @@ def explain(
     o = F.optimizations
     off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
     lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
-    lines += explain_engines(plan, Target.here(), None if sched is None else sched.shape)
+    target = Target.here()
+    lines += explain_engines(plan, target, None if sched is None else Job(plan, sched.shape, kind_names(F, sched), target))
     if sched is not None:
         lines += [
             "Rows of this schedule on engine scan, computed for vertices:",
