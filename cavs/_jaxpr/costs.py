@@ -15,9 +15,8 @@ CUMULATIVE = {"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"}
 # hundred integer operations an element, so a mask of one byte is stored instead.
 _COSTLY = {
     *CUMULATIVE, "cavs_conv", "cavs_conv_filters", "conv_general_dilated", "cond", "custom_vjp_call", "dot_general", "fft",
-    "pallas_call", "ragged_dot", "ragged_dot_general", "random_bits", "random_gamma_p", "reduce_window", "scan", "scatter",
-    "scatter-add", "sort", "threefry2x32", "top_k", "while", "custom_call", "ffi_call", "native_call", "shard_map",
-    "custom_partitioning",
+    "pallas_call", "ragged_dot_general", "random_bits", "random_gamma", "reduce_window", "scan", "scatter", "scatter-add",
+    "sort", "threefry2x32", "top_k", "while", "ffi_call", "native_call", "shard_map", "custom_partitioning",
 }  # fmt: skip
 # In F these do not run again unless the caller allows it: they cost more than storing their results. Unlike in a function that
 # runs once, random bits are not among them: a level computes them in registers.
@@ -31,13 +30,12 @@ _PRODUCTS = {
     "conv_general_dilated",
     "dot_general",
     "pallas_call",
-    "ragged_dot",
     "ragged_dot_general",
     "scan",
     "while",
 }
 _LINEAR_ALGEBRA = {"cholesky", "eig", "eigh", "lu", "qr", "geqrf", "svd", "triangular_solve", "schur", "householder_product"}
-_RANDOM = {"random_bits", "threefry2x32"}
+_RANDOM = {"random_bits", "random_gamma", "threefry2x32"}
 _RANDOM_FLOPS = 100
 # Price of running a cheap equation again, in bytes for each byte that it moves. Low enough that every saving of more than a
 # few percent is taken, high enough that statistics of a row (a mean, a variance) are stored and not reduced again.

@@ -9,7 +9,7 @@ slack at both ends.
 0 * NaN would reach a sum. These are the rules for a kind with `size` rows (and `edges` edges), of which `count` are vertices:
 
 1. Rows from `count` on repeat row 0, and edges after the last repeat edge 0: the same vertex, children and owner. The
-   scheduler writes its index arrays like this (`_schedule.write`), and `repeated` does the same with values that the levels
+   scheduler writes its index arrays like this (schedule.cpp), and `repeated` does the same with values that the levels
    stored. F computes on padding what it computes at a real vertex, and nothing reads it.
 2. Cotangents of padding are zero, so padding adds zero times a finite number to the sums.
 3. A batch may have rows of a kind but no vertex of it (`count` is 0). Then the sums of the kind are replaced by zeros
@@ -206,7 +206,7 @@ def rows_of_edges(sched: Schedule) -> list[jax.Array]:
     first vertex, then those of the second, and so on. The edges of a vertex follow each other in both, so the place of an edge
     follows from the numbers of children.
 
-    Padding repeats the first edge, as all padding of a schedule does ; it is row 0 if a kind has no edges.
+    Padding repeats the first edge, as all padding of a schedule does; it is row 0 if a kind has no edges.
     """
     shape, out = sched.shape, []
     count = jnp.zeros(shape.vertices, jnp.int32)
