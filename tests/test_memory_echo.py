@@ -159,8 +159,9 @@ def test_auxiliary_results_pytrees_closures_keywords_and_donation():
         return recompute(lambda x: jnp.sin(x @ w).sum())(x)
 
     assert_close(jax.grad(closed_over)(params["w"]), jax.grad(lambda w: jnp.sin(x @ w).sum())(params["w"]), 1e-12)
-    static = recompute(lambda x, name: jnp.sin(x).sum() if name == "sin" else x.sum(), static_argnums=1)
-    assert_close(jax.grad(static)(x, "sin"), jnp.cos(x), 1e-12)
+    for number in (1, -1):
+        static = recompute(lambda x, name: jnp.sin(x).sum() if name == "sin" else x.sum(), static_argnums=number)
+        assert_close(jax.grad(static)(x, "sin"), jnp.cos(x), 1e-12)
     assert recompute(loss).__name__ == "loss"
 
 
@@ -340,6 +341,9 @@ def test_wrong_arguments():
         recompute(jnp.sin, offload="x")
     with pytest.raises(TypeError, match="static_argnums"):
         recompute(lambda x, name: x)(1.0, "name")
+    for args in ((1.0,), ()):
+        with pytest.raises(ValueError, match=f"argnums: got 5 with {len(args)} positional argument"):
+            recompute(lambda x: x).plan(*args, argnums=5, **({} if args else {"x": 1.0}))
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="JAX 0.10 needs the same memory for all of its plans on a CPU")

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from cavs._function.keep_options import MemoryOptions
+from cavs._graphs.counted import counted
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Var, without_constants
@@ -213,6 +214,11 @@ def _short(line: str) -> str:
     return line if len(line) <= 90 else "..." + line[-87:]
 
 
+def _places(numbers: Sequence[int], args: Sequence[Any]) -> set[int]:
+    """Returns the places of arguments among `args`. Negative numbers count from the last one."""
+    return {n if n >= 0 else n + len(args) for n in numbers}
+
+
 class Recomputed(Generic[R]):
     """A function whose derivative keeps less, see [`cavs.memory.recompute`][]."""
 
@@ -242,10 +248,17 @@ class Recomputed(Generic[R]):
 
         Raises:
             BudgetError: if no plan fits the budget.
+            ValueError: if `argnums` are not among the positional arguments.
         """
         closed, consts, _, _ = self._trace(args, kwargs)
-        wanted = {argnums % len(args)} if isinstance(argnums, int) else {i % len(args) for i in argnums}
-        marks = [i in wanted for i, arg in enumerate(args) if i not in self._static for _ in jax.tree.leaves(arg)]
+        given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        if any(not -len(args) <= n < len(args) for n in given):
+            raise ValueError(
+                f"{self._name} (recompute): argnums: got {argnums!r} with {counted(len(args), 'positional argument')}; "
+                "expected their numbers, from 0 on. Write plan(x, y, argnums=1), for instance."
+            )
+        wanted, static = _places(given, args), _places(self._static, args)
+        marks = [i in wanted for i, arg in enumerate(args) if i not in static for _ in jax.tree.leaves(arg)]
         places = enumerate(closed.jaxpr.invars[len(consts) :])
         diff = [len(consts) + i for i, v in places if i < len(marks) and marks[i] and is_float(v)]
         search = self._search(closed, diff)
@@ -266,13 +279,14 @@ class Recomputed(Generic[R]):
 
     @no_collections()
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], list[Any], Any]:
-        dynamic = [x for i, x in enumerate(args) if i not in self._static]
+        static = _places(self._static, args)
+        dynamic = [x for i, x in enumerate(args) if i not in static]
         flat, tree = jax.tree.flatten((dynamic, kwargs))
 
         def function(*leaves: Any) -> Any:
             given, named = jax.tree.unflatten(tree, leaves)
             values = iter(given)
-            return self._fn(*(x if i in self._static else next(values) for i, x in enumerate(args)), **named)
+            return self._fn(*(x if i in static else next(values) for i, x in enumerate(args)), **named)
 
         for x in flat:
             if not isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic | bool | int | float | complex):
