@@ -34,7 +34,7 @@ from cavs._jaxpr.tunable import tunable
 from cavs._run.adjoint import backward
 from cavs._run.forward import Given, forward
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import Cotangent, differentiated, instantiated, with_differentiated
+from cavs._stages.cotangents import Cotangent, differentiated, with_differentiated
 from cavs._stages.saved import Saved
 
 Arrays: TypeAlias = list[jax.Array]
@@ -75,14 +75,13 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
     def forward(varied: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         fixed = tuple(tuple(not x for x in own) for own in varied[::2])
         outs, saved = sweep.forward(fixed, params, data, inputs, select)
-        back = jax.tree_util.Partial(functools.partial(sweep.backward, fixed), saved, data, select)
-        return outs, back
+        return outs, jax.tree_util.Partial(functools.partial(pull, fixed), saved, data, select)
 
-    def backward(back: Callable[[Cotangents], PyTree], cts: PyTree) -> PyTree:
-        ct_params, ct_inputs = back(instantiated(cts))
+    def pull(fixed: Any, saved: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
+        ct_params, ct_inputs = sweep.backward(fixed, saved, data, select, cts)
         return ct_params, None, ct_inputs, None
 
-    return reverse_differentiable(sweep.primal, forward, backward, "run", once=True)
+    return reverse_differentiable(sweep.primal, forward, "run", once=True)
 
 
 def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
