@@ -23,10 +23,9 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, bodies_in, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import always_compiled, promoting
 
 Arrays: TypeAlias = list[jax.Array]
 Tangents: TypeAlias = list[jax.Array | None]  # `None` for zeros, and for integers

@@ -16,7 +16,7 @@ from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import promoting
 from cavs._jaxpr.source_lines import line_of
 
 Arrays = list[jax.Array]

@@ -24,13 +24,12 @@ from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored, key_impl, stored_aval
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.memo import memoized
-from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.ruled import replaceable
+from cavs._jaxpr.settings import always_compiled, promoting
 from cavs._jaxpr.tunable import tunable
 from cavs._run.adjoint import backward
 from cavs._run.forward import Given, forward

@@ -20,10 +20,10 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored, to_stored
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.settings import always_compiled
 from cavs._jaxpr.tunable import tunable
 from cavs._run.compiled import Call
 from cavs._run.forward import Given
