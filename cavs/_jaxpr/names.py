@@ -1,6 +1,6 @@
 """Values that a user has named with `jax.ad_checkpoint.checkpoint_name`, and what is to become of them under a memory plan."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cavs._jaxpr.equations import without
 from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
@@ -54,24 +54,6 @@ def names_in(jaxpr: Jaxpr) -> set[str]:
 def chosen(named: Mapping[str, Collection[Var]], names: Names, way: str) -> set[Var]:
     """Returns the values that go a way."""
     return {v for name, its in names if its == way for v in named.get(name, ())}
-
-
-def behind(eqns: Sequence[Eqn], values: Collection[Var], stops: Callable[[Eqn], bool]) -> set[Var]:
-    """Returns the results of the equations with `stops` that must run again so that the values can be computed again."""
-    makers = {v: e for e in eqns for v in e.outvars}
-    found: set[Var] = set()
-    seen: set[Var] = set()
-    todo = list(values)
-    while todo:
-        v = todo.pop()
-        if v in seen or v not in makers:
-            continue
-        seen.add(v)
-        if stops(makers[v]):
-            found.update(makers[v].outvars)
-        else:
-            todo += [x for x in makers[v].invars if is_var(x)]
-    return found
 
 
 def check_known(names: Names, known: Collection[str], function: str) -> None:
