@@ -1,9 +1,9 @@
 """Values that a user has named with `jax.ad_checkpoint.checkpoint_name`, and what is to become of them under a memory plan."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cavs._jaxpr.equations import without
-from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, every, is_var
 
 WAYS = ("keep", "recompute", "offload")
 Names = tuple[tuple[str, str], ...]  # (name, one of `WAYS`)
@@ -45,10 +45,9 @@ def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn],
     return kept, outs, {name: set(values) for name, values in named.items()}
 
 
-def names_in(jaxpr: Jaxpr) -> set[str]:
-    """Returns the names of values in a jaxpr, and in those inside it."""
-    own = {e.params["name"] for e in jaxpr.eqns if e.primitive.name == "name"} - {WHOLE_BATCH}
-    return own.union(*(names_in(body) for e in jaxpr.eqns for body in bodies_in(e)))
+def names_in(eqns: Iterable[Eqn]) -> set[str]:
+    """Returns the names of values in equations, and in those inside them."""
+    return {e.params["name"] for e in every(eqns) if e.primitive.name == "name"} - {WHOLE_BATCH}
 
 
 def chosen(named: Mapping[str, Collection[Var]], names: Names, way: str) -> set[Var]:
