@@ -110,7 +110,10 @@ def differentiated(held: Held, how: str) -> None:
     def backward(x: jax.Array, ct: jax.Array, held: Held = held) -> tuple[jax.Array]:
         return (jnp.cos(x) * ct,)
 
-    fn = reverse_differentiable(jnp.sin, lambda varied, x, held=held: (jnp.sin(x), x), backward, "sine")
+    def forward(varied: bool, x: jax.Array) -> tuple[jax.Array, jax.tree_util.Partial]:
+        return jnp.sin(x), jax.tree_util.Partial(backward, x)
+
+    fn = reverse_differentiable(jnp.sin, forward, "sine")
     of = {
         "grad": jax.grad(fn),
         "loop": jax.grad(lambda x: lax.scan(lambda c, _: (fn(c), None), x, None, length=2)[0]),

@@ -71,13 +71,12 @@ def test_what_a_derivative_is_told() -> None:
 
     def forward(varied: Any, p: Any, n: Any, x: Any) -> Any:
         seen.append(varied)
-        return (p["a"] * x, n), (p["a"], x)
+        return (p["a"] * x, n), jax.tree_util.Partial(backward, p["a"], x)
 
-    def backward(saved: Any, cts: Any) -> Any:
-        a, x = saved
+    def backward(a: Any, x: Any, cts: Any) -> Any:
         return {"a": cts[0] * x}, None, cts[0] * a
 
-    fn = reverse_differentiable(lambda p, n, x: (p["a"] * x, n), forward, backward, "scaled")
+    fn = reverse_differentiable(lambda p, n, x: (p["a"] * x, n), forward, "scaled")
     p, n, x = {"a": jnp.array([2.0, 3.0])}, jnp.arange(2), jnp.array([5.0, 7.0])
     assert_close(jax.grad(lambda p: fn(p, n, x)[0].sum())(p), {"a": x}, 1e-6)
     assert_close(jax.grad(lambda x: fn(p, n, x)[0].sum())(x), p["a"], 1e-6)

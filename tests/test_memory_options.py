@@ -12,7 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 import cavs
 from cavs._function.keep_options import MemoryOptions
 from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
-from cavs._jaxpr.tunable import calls_in, tuned, with_options
+from cavs._jaxpr.ruled import rules_in
+from cavs._jaxpr.tunable import TunableRules, tuned, with_options
 from tests.slow import few
 from tests.test_memory_names import GRAPHS, PARAMS
 from tests.truth import assert_close
@@ -79,7 +80,7 @@ def test_the_other_equations_stay(way: str) -> None:
     closed = jax.make_jaxpr(WAYS[way])(PARAMS)
     changed = with_options(closed, AGAIN)
     assert [e.primitive for e in changed.jaxpr.eqns] == [e.primitive for e in closed.jaxpr.eqns]
-    before, after = list(calls_in(closed.jaxpr)), list(calls_in(changed.jaxpr))
+    before, after = (list(rules_in(x.jaxpr, TunableRules)) for x in (closed, changed))
     assert before and len(before) == len(after) and not {*map(id, before)} & {*map(id, after)}
     empty = jax.make_jaxpr(jnp.sin)(1.0)
     assert with_options(empty, AGAIN) is empty

@@ -56,16 +56,16 @@ def some(rows: int, parts: int, width: int, out: int) -> list[LazyProduct]:
     left = gathered(most, parts, width, 1)
     plain = Operand(floats(most, parts * width), None, 0)
     n = jnp.int32(rows)
-    both = [LazyProduct(0, left, right, most, n), LazyProduct(0, plain, right, most, n)]
+    both = [LazyProduct(0, left, right, n), LazyProduct(0, plain, right, n)]
     beside = right._replace(beside=(floats(rows + 7, out), floats(rows + 7, out), floats(rows + 7, out)))
     folded = cut(beside, 2)
     assert beside.width == 2 * folded.width == 4 * out
     others = [
-        LazyProduct(3, left, beside, most, n),
-        LazyProduct(4, folded, plain, most, n),
-        LazyProduct(5, None, folded, most, n),
+        LazyProduct(3, left, beside, n),
+        LazyProduct(4, folded, plain, n),
+        LazyProduct(5, None, folded, n),
     ]
-    return [both[0], LazyProduct(1, right, left, most, n), LazyProduct(2, None, right, most, n), both[1], *others]
+    return [both[0], LazyProduct(1, right, left, n), LazyProduct(2, None, right, n), both[1], *others]
 
 
 @pytest.mark.parametrize("name", _libraries())
@@ -95,29 +95,16 @@ def test_rows_are_split_in_rows() -> None:
     np.testing.assert_array_equal(rows_of(cut(pair, 4), 20), rows_of(pair, 5).reshape(20, 3))
 
 
-def test_vmap_runs_on_xla() -> None:
-    products = some(20, 2, 5, 3)
-    counts = jnp.array([4, 20], jnp.int32)
-
-    def of(n: jax.Array) -> dict[int, jax.Array]:
-        return native_gradients.gradients([p._replace(rows=n) for p in products])
-
-    got = jax.vmap(of)(counts)
-    for k, n in enumerate(counts):
-        for i, ct in want([p._replace(rows=n) for p in products]).items():
-            np.testing.assert_allclose(got[i][k], ct, rtol=0, atol=1e-4)
-
-
 def test_a_row_out_of_range_is_an_error() -> None:
     left, right = gathered(9, 2, 5, 0), Operand(floats(9, 3), None, 0)
     assert left.index is not None
     for index in (-1, 10**6):
         wrong = left._replace(index=left.index.at[4, 1].set(index))
         with pytest.raises(Exception, match="a row is out of range"):
-            jax.block_until_ready(native_gradients.gradients([LazyProduct(0, wrong, right, 9, jnp.int32(9))]))
-        native_gradients.gradients([LazyProduct(0, wrong, right, 9, jnp.int32(4))])  # row 4 is not read
+            jax.block_until_ready(native_gradients.gradients([LazyProduct(0, wrong, right, jnp.int32(9))]))
+        native_gradients.gradients([LazyProduct(0, wrong, right, jnp.int32(4))])  # row 4 is not read
     for start, rows in ((1, 9), (-1, 3), (0, 10)):
         with pytest.raises(Exception, match="rows out of range|few bounds"):
             jax.block_until_ready(
-                native_gradients.gradients([LazyProduct(0, left, right._replace(start=start), 9, jnp.int32(rows))])
+                native_gradients.gradients([LazyProduct(0, left, right._replace(start=start), jnp.int32(rows))])
             )

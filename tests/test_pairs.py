@@ -17,14 +17,14 @@ from cavs import vertex_programs as vp
 from cavs._engines.persistent import chip, launch_calls, lower
 from cavs._engines.persistent.launch_calls import Half, LaunchRules
 from cavs._jaxpr.equations import bind
-from cavs._jaxpr.jaxprs import CALLS, bodies_in, body_of, is_var
+from cavs._jaxpr.jaxprs import CALLS, body_of, every, is_var
 from cavs._jaxpr.ruled import call, pushed, ruled_p
 from cavs._step.concurrent_jit import (
     in_turn,
 )
 from cavs._step.pairs import (
     halves_of,
-    is_launch,
+    has_launches,
     rules_of,
 )
 from cavs.kernels import H200, Target
@@ -184,20 +184,9 @@ def halves_in(fun: Callable[..., Any], *args: Any) -> list[Half | None]:
 
 def kernels_in(jaxpr: Any) -> Iterator[Any]:
     """Yields the name and the number of thread blocks of each kernel."""
-    for eqn in jaxpr.eqns:
+    for eqn in every(jaxpr.eqns):
         if "meshes" in eqn.params:
             yield eqn.params["name"], math.prod(math.prod(m.grid) * math.prod(m.cluster) for m in eqn.params["meshes"])
-        for body in bodies_in(eqn):
-            yield from kernels_in(body)
-
-
-def calls_in(jaxpr: Any) -> Iterator[Any]:
-    """Yields the calls with rules, also those in the bodies of equations."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is ruled_p:
-            yield eqn
-        for body in bodies_in(eqn):
-            yield from calls_in(body)
 
 
 def evaluated(jaxpr: Any, args: Any, found: list[Any], on: Callable[[Any], bool], look: Callable[..., Any]) -> list[Any]:
@@ -206,7 +195,7 @@ def evaluated(jaxpr: Any, args: Any, found: list[Any], on: Callable[[Any], bool]
     for eqn in jaxpr.eqns:
         operands = [env[x] if is_var(x) else x.val for x in eqn.invars]
         found += [look(eqn, operands)] if on(eqn) else []
-        if eqn.primitive.name in CALLS and is_launch(eqn) and not on(eqn):
+        if eqn.primitive.name in CALLS and has_launches([eqn]) and not on(eqn):
             body, consts = body_of(eqn)
             outs = evaluated(body, [*consts, *operands], found, on, look)
         else:
@@ -353,7 +342,8 @@ def test_a_launch_is_neither_batched_nor_differentiated(monkeypatch: pytest.Monk
     """On half of the chip neither: `cavs.run` replaces it by another engine before."""
     monkeypatch.setattr(Target, "here", lambda: H200)
     step, params = bilstm(64)
-    eqns = [e for e in calls_in(jax.make_jaxpr(step)(params).jaxpr) if isinstance(e.params["rules"], LaunchRules)]
+    jaxpr: Any = jax.make_jaxpr(step)(params).jaxpr
+    eqns = [e for e in every(jaxpr.eqns) if e.primitive is ruled_p and isinstance(e.params["rules"], LaunchRules)]
     assert len(eqns) == 4
     for eqn in eqns:
         args = [jnp.zeros(x.aval.shape, x.aval.dtype) for x in eqn.invars]

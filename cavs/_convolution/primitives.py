@@ -16,8 +16,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._convolution import layouts
 from cavs._convolution.choice import ConvolutionChoice, Operation, choose
-from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.mesh_types import unchecked, untyped, vary, varying
+from cavs._jaxpr.settings import always_compiled
 from cavs.kernels import ConvolutionSizes, Target, convolve, filters_gradient
 
 Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]

@@ -19,7 +19,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float, run_equations, values
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import promoting
 from cavs._jaxpr.source_lines import source_line
 from cavs._schedule.scheduler import schedule
 from cavs._stages.cotangents import zero_cotangent

@@ -65,11 +65,6 @@ class Batch(NamedTuple):
         inner = [self.plan.inner[name] for name in self.kinds]
         return [*inner, *map(self.plan.leaf_part, self.kinds)] if self.has_leaves else inner
 
-    @property
-    def without_leaves(self) -> "Batch":
-        """The batch without the leaves that the engine runs."""
-        return self._replace(rows=self.rows[: len(self.kinds)])
-
 
 def batch_of(job: Job, sched: Schedule, leaves: bool) -> Batch:
     """Returns the batch of a schedule. `leaves`: whether the engine runs the leaves as a level."""
@@ -127,6 +122,7 @@ class Engine:
     # The engine that replaces it where `jax.vmap` or a second derivative transforms a pass; `None` if it can be transformed
     # itself.
     stand_in: "ClassVar[Engine | None]" = None
+    local: ClassVar[bool] = False  # whether it runs in this process alone: code that is exported for others gets the stand-in
 
     def unfit(self, job: Job) -> str | None:
         """Returns why the engine cannot run a job, as words that follow "but"; `None` if it can."""

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from cavs._function.children import wide
 from cavs._jaxpr.mesh_types import vary
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import promoting
 from cavs._run.manual_axes import checked_axes
 
 # Bytes of the logits that exist at one time. On a CPU a chunk should be about as large as the last-level cache.

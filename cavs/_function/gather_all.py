@@ -18,7 +18,7 @@ from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Jaxpr
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import promoting
 
 REDUCERS = ("sum", "mean", "max", "softmax")
 OfChild: TypeAlias = Callable[[list[jax.Array]], PyTree]

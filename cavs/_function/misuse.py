@@ -14,7 +14,7 @@ from cavs._function.raw_keys import key_impl
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.equations import Program, bind
-from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, bodies_in, opened
+from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, every, opened
 from cavs._jaxpr.source_lines import line_of, line_of_error, raised_by_jax
 
 # What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
@@ -64,7 +64,7 @@ MSG_SIDE_EFFECTS = (
     "work; otherwise push the value."
 )
 # By the generator of keys, what JAX computes for a batch of keys from the first of them.
-_OF_FIRST_KEY: dict[str | None, tuple[str, ...]] = {
+_OF_FIRST_KEY: dict[str, tuple[str, ...]] = {
     "rbg": ("random_bits", "random_gamma"),
     "unsafe_rbg": ("random_bits", "random_gamma", "random_split", "random_fold_in"),
 }
@@ -171,10 +171,8 @@ def _draws_from_first_key(eqn: Eqn, least: int = _VERTICES) -> str | None:
 
     `least`: the size of the batch at least, 0 for one key.
     """
-    keys = (x.aval for x in eqn.invars if max(x.aval.shape, default=0) >= least)
-    drawn = (impl for x in keys if eqn.primitive.name in _OF_FIRST_KEY.get(impl := key_impl(x), ()))
-    inside = (_draws_from_first_key(e, least) for body in bodies_in(eqn) for e in body.eqns)
-    return next((impl for impl in (*drawn, *inside) if impl is not None), None)
+    keys = ((e.primitive.name, x.aval) for e in every([eqn]) for x in e.invars if max(x.aval.shape, default=0) >= least)
+    return next((impl for name, x in keys if (impl := key_impl(x)) and name in _OF_FIRST_KEY.get(impl, ())), None)
 
 
 def defined(fn: Callable[..., None]) -> str:

@@ -86,15 +86,15 @@ def _large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLi
     def primal(x: jax.Array, w: jax.Array) -> jax.Array:
         return _product(x, w, (1, axis), precision)
 
-    def forward(varied: tuple[bool, bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def forward(varied: tuple[bool, bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.tree_util.Partial]:
         del varied
-        return primal(x, w), (x, w)
+        return primal(x, w), jax.tree_util.Partial(backward, x, w)
 
-    def backward(saved: tuple[jax.Array, jax.Array], ct: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x, w = saved  # XLA converts each operand once, although it is converted here for each product
+    def backward(x: jax.Array, w: jax.Array, ct: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # XLA converts each operand once, although it is converted here for each product.
         return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
 
-    return reverse_differentiable(primal, forward, backward, "run")(x, w)
+    return reverse_differentiable(primal, forward, "run")(x, w)
 
 
 def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.custom_derivatives import SymbolicZero
+import numpy as np
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.reverse_only import Cotangents, Linear, forward_only, linear
 from cavs._jaxpr.ruled import Arrays, Flat, Rules, Tangents, call, flat, pushed
 
@@ -24,24 +25,23 @@ MSG_TWICE = (
 
 def reverse_differentiable(
     primal: Callable[..., PyTree],
-    forward: Callable[..., tuple[PyTree, PyTree]],
-    backward: Callable[..., tuple[PyTree, ...]],
+    forward: Callable[..., tuple[PyTree, Callable[[PyTree], tuple[PyTree, ...]]]],
     name: str,
     once: bool = False,
 ) -> Callable[..., PyTree]:
     """Returns `primal` with a reverse derivative that depends on which arguments are differentiated.
 
-    Where it is differentiated, a rule finds out which they are, calls `forward`, and returns tangents whose transpose is
-    `backward` (`_jaxpr.reverse_only`). In forward mode, the tangents of `primal` are computed.
+    Where it is differentiated, a rule finds out which they are, calls `forward`, and returns tangents whose transpose is what
+    `forward` returned (`_jaxpr.reverse_only`). In forward mode, the tangents of `primal` are computed.
 
     Args:
         primal: the function of positional arguments, pytrees of arrays. Like the others, it closes over no tracers.
-        forward: `forward(varied, *args) -> (results, residuals)`; `varied` are the arguments with bools as leaves.
-        backward: `backward(residuals, cotangents) -> cotangents of args`, with `None` for what is not differentiated. The
-            cotangents of results are leaves of their structure, arrays or `SymbolicZero`.
+        forward: `forward(varied, *args) -> (results, pull)`; `varied` are the arguments with bools as leaves. As of `jax.vjp`,
+            `pull` is a pytree (a `jax.tree_util.Partial`), and maps cotangents of results to cotangents of args, with `None`
+            for what is not differentiated.
         name: of the function, for errors.
-        once: whether JAX cannot differentiate `primal`, `forward` and `backward` in reverse mode, as for loops of unknown
-            length. The error then says what to write.
+        once: whether JAX cannot differentiate these in reverse mode, as for loops of unknown length. The error then says what
+            to write.
     """
 
     def seal(tree: PyTree) -> PyTree:
@@ -55,9 +55,9 @@ def reverse_differentiable(
 
         def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
             varied = [t is not None for t in tangents]
-            found, residuals = forward(tree.unflatten(varied), *tree.unflatten(primals))
+            found, pull_back = forward(tree.unflatten(varied), *tree.unflatten(primals))
             outs, shapes[:] = (seen := jax.tree.flatten(seal(found)))[0], [seen[1]]
-            saved, of_saved = jax.tree.flatten(residuals)
+            saved, of_saved = jax.tree.flatten(pull_back)
             types = [jax.typeof(x).strip_weak_type().to_tangent_aval() for x in outs]
             floats = [i for i, x in enumerate(outs) if is_float(x)]
             of_outs = shapes[0]
@@ -68,10 +68,10 @@ def reverse_differentiable(
                 return seal([found[i] for i in floats])
 
             def pull(saved: Arrays, some: Cotangents) -> Cotangents:
-                cts: list[Any] = list(map(SymbolicZero, types))
+                cts: list[Any] = [np.zeros(t.shape, jax.dtypes.float0) for t in types]
                 for i, ct in zip(floats, some, strict=True):
-                    cts[i] = cts[i] if ct is None else ct
-                found = seal(backward(of_saved.unflatten(saved), of_outs.unflatten(cts)))
+                    cts[i] = zeros(types[i]) if ct is None else ct
+                found = seal(of_saved.unflatten(saved)(of_outs.unflatten(cts)))
                 each = zip(found, structures, strict=True)
                 grads = [g for ct, like in each for g in ([None] * like.num_leaves if ct is None else like.flatten_up_to(ct))]
                 return [g for g, is_varied in zip(grads, varied, strict=True) if is_varied]

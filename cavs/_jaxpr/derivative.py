@@ -17,7 +17,7 @@ from cavs._jaxpr.equations import depends, is_float, needed
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Env, Eqn, Var, is_var, opened
 from cavs._jaxpr.minimum_cut import minimum_cut
-from cavs._jaxpr.names import Names, behind, chosen, without_names
+from cavs._jaxpr.names import Names, chosen, without_names
 from cavs._jaxpr.reverse_only import refusal_in
 from cavs.kernels import COMPARISONS, computed_once
 
@@ -155,7 +155,8 @@ def cheapest(
     named, kept = named or {}, set(preferred)
     kept |= chosen(named, names, "keep") | chosen(named, names, "offload")
     never = chosen(named, names, "recompute")
-    again, once = behind(forward, never, stops), set[Var]()
+    stopped = {v for e in forward if stops(e) for v in e.outvars} if never else set[Var]()
+    again, once = set(needed(forward, [*never], stopped)[1]), set[Var]()
 
     def price_of(i: int) -> float | None:
         if not once.isdisjoint(forward[i].outvars):
@@ -164,7 +165,7 @@ def cheapest(
 
     while True:
         cost = lambda v: size(v) * (_NEVER if v in never else 1)  # noqa: E731
-        found, _ = minimum_cut(forward, needs, price_of, {*free, *kept}, stored, cost)
+        found = minimum_cut(forward, needs, price_of, {*free, *kept}, stored, cost)
         have = {*found, *free, *kept}
         more = compared(forward, needs, have) - once if comparisons else set()
         if not more:

@@ -1,6 +1,6 @@
 """Jaxprs, the jaxprs that equations call, and types of their parts; those that the kernels need come from `cavs.kernels`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import jax
@@ -32,6 +32,14 @@ CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "cu
 def bodies_in(eqn: Eqn) -> list[Jaxpr]:
     """Returns the jaxprs in the parameters of an equation."""
     return cast(list[Jaxpr], list(jex.jaxprs_in_params(eqn.params)))
+
+
+def every(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
+    """Yields equations, each followed by those in the jaxprs in its parameters, and in jaxprs inside these."""
+    for eqn in eqns:
+        yield eqn
+        for body in bodies_in(eqn):
+            yield from every(body.eqns)
 
 
 def opened(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:

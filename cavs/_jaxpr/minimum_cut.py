@@ -20,7 +20,7 @@ def minimum_cut(
     free: Collection[Var] = (),
     stored: Sequence[Var] = (),
     size: Callable[[Var], float] = bytes_of_var,
-) -> tuple[list[Var], set[int]]:
+) -> list[Var]:
     """Chooses which values to keep so that all `needed` values follow from them.
 
     Minimises the sizes of the kept values plus the prices of the equations that run again. A value is kept (its "in" on the
@@ -36,8 +36,7 @@ def minimum_cut(
         size: the bytes of a value if it is kept.
 
     Returns:
-        The values to keep, and the indices of the equations that run again. Of the minimum cuts, the one nearest the needed
-        values, which computes least again.
+        The values to keep. Of the minimum cuts, the one nearest the needed values, which computes least again.
     """
     flow = _Flow()
     source, sink = flow.node(), flow.node()
@@ -69,8 +68,7 @@ def minimum_cut(
             if inside[v] != run:
                 flow.edge(run, inside[v], _ENDLESS)
     after = flow.reaches(source, sink)
-    keep = [v for v in outside if outside[v] in after and inside[v] not in after]
-    return keep, {i for i, run in enumerate(runs) if run in after}
+    return [v for v in outside if outside[v] in after and inside[v] not in after]
 
 
 def _passed_on(

@@ -1,9 +1,9 @@
 """Values that a user has named with `jax.ad_checkpoint.checkpoint_name`, and what is to become of them under a memory plan."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cavs._jaxpr.equations import without
-from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, every, is_var
 
 WAYS = ("keep", "recompute", "offload")
 Names = tuple[tuple[str, str], ...]  # (name, one of `WAYS`)
@@ -45,33 +45,14 @@ def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn],
     return kept, outs, {name: set(values) for name, values in named.items()}
 
 
-def names_in(jaxpr: Jaxpr) -> set[str]:
-    """Returns the names of values in a jaxpr, and in those inside it."""
-    own = {e.params["name"] for e in jaxpr.eqns if e.primitive.name == "name"} - {WHOLE_BATCH}
-    return own.union(*(names_in(body) for e in jaxpr.eqns for body in bodies_in(e)))
+def names_in(eqns: Iterable[Eqn]) -> set[str]:
+    """Returns the names of values in equations, and in those inside them."""
+    return {e.params["name"] for e in every(eqns) if e.primitive.name == "name"} - {WHOLE_BATCH}
 
 
 def chosen(named: Mapping[str, Collection[Var]], names: Names, way: str) -> set[Var]:
     """Returns the values that go a way."""
     return {v for name, its in names if its == way for v in named.get(name, ())}
-
-
-def behind(eqns: Sequence[Eqn], values: Collection[Var], stops: Callable[[Eqn], bool]) -> set[Var]:
-    """Returns the results of the equations with `stops` that must run again so that the values can be computed again."""
-    makers = {v: e for e in eqns for v in e.outvars}
-    found: set[Var] = set()
-    seen: set[Var] = set()
-    todo = list(values)
-    while todo:
-        v = todo.pop()
-        if v in seen or v not in makers:
-            continue
-        seen.add(v)
-        if stops(makers[v]):
-            found.update(makers[v].outvars)
-        else:
-            todo += [x for x in makers[v].invars if is_var(x)]
-    return found
 
 
 def check_known(names: Names, known: Collection[str], function: str) -> None:

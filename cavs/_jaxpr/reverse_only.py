@@ -13,7 +13,7 @@ from jax.core import ShapedArray
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
+from cavs._jaxpr.jaxprs import Jaxpr, every
 from cavs._jaxpr.ruled import Arrays, Tangents, mapping, pushed
 
 Cotangents: TypeAlias = list[jax.Array | None]  # `None` is zero
@@ -113,9 +113,7 @@ def forward_only(x: jax.Array, refusal: str) -> jax.Array:
 
 def refusal_in(jaxpr: Jaxpr) -> str | None:
     """Returns the text of a `forward_only` in a jaxpr, or in one inside it."""
-    own = (eqn.params["refusal"] for eqn in jaxpr.eqns if eqn.primitive is forward_only_p)
-    inside = (refusal_in(body) for eqn in jaxpr.eqns for body in bodies_in(eqn))
-    return next(own, None) or next(filter(None, inside), None)
+    return next((eqn.params["refusal"] for eqn in every(jaxpr.eqns) if eqn.primitive is forward_only_p), None)
 
 
 def _refuse(*_: Any, refusal: str) -> NoReturn:

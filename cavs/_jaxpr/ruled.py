@@ -23,10 +23,9 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.always_compiled import always_compiled
-from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, bodies_in, opened
+from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, every, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import always_compiled, promoting
 
 Arrays: TypeAlias = list[jax.Array]
 Tangents: TypeAlias = list[jax.Array | None]  # `None` for zeros, and for integers
@@ -55,11 +54,8 @@ R = TypeVar("R", bound=Rules)
 
 def rules_in(jaxpr: Jaxpr, kind: type[R]) -> Iterator[R]:
     """Yields the rules of one kind of all calls in a jaxpr, also in the bodies of its equations."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is ruled_p and isinstance(rules := eqn.params["rules"], kind):
-            yield rules
-        for body in bodies_in(eqn):
-            yield from rules_in(body, kind)
+    calls = (eqn.params["rules"] for eqn in every(jaxpr.eqns) if eqn.primitive is ruled_p)
+    return (rules for rules in calls if isinstance(rules, kind))
 
 
 def call(rules: Rules, *operands: jax.Array) -> Arrays:

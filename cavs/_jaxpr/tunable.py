@@ -5,7 +5,7 @@ the traced function is not a call any more: it keeps the options that it had. So
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import jax
@@ -67,7 +67,7 @@ def tuned(
         args = jax.tree.map(jnp.asarray, args)  # the schedule of a plan is of NumPy
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         closed = with_options(cast(ClosedJaxpr, closed), options)
-        look(list(calls_in(opened(closed)[0])))
+        look(list(rules_in(opened(closed)[0], TunableRules)))
         return jax.tree.unflatten(jax.tree.structure(shapes), jex.jaxpr_as_fun(closed)(*jax.tree.leaves(args)))
 
     return run
@@ -109,8 +109,3 @@ def _changed_parameter(x: Any, options: Any) -> Any:
         changed = tuple(_changed_parameter(y, options) for y in x)
         return x if all(a is b for a, b in zip(x, changed, strict=True)) else changed
     return x
-
-
-def calls_in(jaxpr: Jaxpr) -> Iterator[TunableRules]:
-    """Yields the tunable calls of a jaxpr, and of those inside it."""
-    return rules_in(jaxpr, TunableRules)

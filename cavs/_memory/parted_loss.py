@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from cavs._jaxpr.equations import alive, bind, depends, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var, opened
+from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, every, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import promoting
 from cavs._jaxpr.source_lines import line_of
 
 Arrays = list[jax.Array]
@@ -136,12 +136,12 @@ def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
     the loss uses totals where parts cannot be added up.
     """
     eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns, _CALLS, lambda eqn: any(map(_totals_in, bodies_in(eqn))))
+    outs = inlined(jaxpr, {}, eqns, _CALLS, lambda eqn: bool(_totals_in(eqn)))
     of_part, of_whole = set(jaxpr.invars[count:]), set[Var]()
     totals: dict[Var, Atom] = {}
     before, after = list[Eqn](), list[Eqn]()
     for eqn in eqns:
-        if inside := [total for body in bodies_in(eqn) for total in _totals_in(body)]:
+        if inside := _totals_in(eqn):
             raise TypeError(MSG_INSIDE.format(function=function, name=eqn.primitive.name, where=line_of(inside[0])))
         read = {x for x in eqn.invars if is_var(x)}
         if read & of_whole and (_is_total(eqn) or eqn.effects and read & of_part):
@@ -201,7 +201,6 @@ def _is_total(eqn: Eqn) -> bool:
     return eqn.primitive.name == "name" and eqn.params["name"] == WHOLE_BATCH
 
 
-def _totals_in(jaxpr: Jaxpr) -> list[Eqn]:
-    """Returns the equations of a jaxpr that are totals, also inside of its calls and loops."""
-    inside = [total for eqn in jaxpr.eqns for body in bodies_in(eqn) for total in _totals_in(body)]
-    return [*filter(_is_total, jaxpr.eqns), *inside]
+def _totals_in(eqn: Eqn) -> list[Eqn]:
+    """Returns the totals in an equation that is a call, a loop or the like."""
+    return [e for e in every([eqn]) if _is_total(e) and e is not eqn]

@@ -6,8 +6,8 @@ Before a batch is computed in parts, `check_parts` compares the loss of some sam
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from cavs._engines.choose import EngineError
 from cavs._function.keep_options import MemoryOptions
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
+from cavs._jaxpr.jaxprs import Jaxpr, every
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
@@ -223,7 +223,8 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
     jax.block_until_ready(compiled(values(batch.params), one, two))
     jax.effects_barrier()
     whole, in_parts = found[1], found[2]
-    floats = {dtype for dtype in _dtypes(traced.jaxpr.jaxpr) if jnp.issubdtype(dtype, jnp.inexact)}
+    made = [v.aval for e in every(cast(Jaxpr, traced.jaxpr.jaxpr).eqns) for v in e.outvars]
+    floats = {x.dtype for x in made if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)}
     tolerance = max(least, _ROUNDINGS * max((float(jnp.finfo(dtype).eps) for dtype in floats), default=0.0))
     noun = batch.data.noun
     if np.isfinite([whole, in_parts]).any() and not abs(whole - in_parts) <= tolerance * (abs(whole) + abs(in_parts)):
@@ -234,11 +235,3 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
             f"a regulariser. Random masks must follow from keys of {noun}s or vertices. If the loss needs all {noun}s at once, "
             "as batch statistics do, write parts=1, or a step without memory."
         )
-
-
-def _dtypes(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Returns the dtypes of all values of a jaxpr."""
-    for eqn in jaxpr.eqns:
-        yield from (v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype"))
-        for body in bodies_in(eqn):
-            yield from _dtypes(body)

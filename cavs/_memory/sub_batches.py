@@ -22,7 +22,7 @@ from cavs._jaxpr.jaxprs import ClosedJaxpr, opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.running_sums import run_and_add
 from cavs._memory.parted_loss import PartedLoss, parted
-from cavs._stages.cotangents import differentiated, instantiated, with_differentiated
+from cavs._stages.cotangents import differentiated, with_differentiated
 
 Arrays: TypeAlias = list[jax.Array]
 Params = TypeVar("Params")
@@ -171,14 +171,13 @@ def _differentiable(function: str, of_part: "PartedLoss") -> Callable[[Arrays, l
             of_whole = lambda by: of_part.after(with_differentiated(params, by), *sums)[0]  # noqa: E731
             direct = jax.grad(of_whole)(differentiated(params, in_params))
             by_params = jax.tree.map(jnp.add, by_params, direct)
-        return of_part.after(params, *sums), (by_params, by_stacks)
+        return of_part.after(params, *sums), jax.tree_util.Partial(backward, (by_params, by_stacks))
 
     def backward(gradients: PyTree, cts: list[Any]) -> PyTree:
-        (scale,) = instantiated(cts[:1])
-        return jax.tree.map(lambda x: x * scale.astype(x.dtype), gradients)  # `None` where nothing is differentiated
+        return jax.tree.map(lambda x: x * cts[0].astype(x.dtype), gradients)  # `None` where nothing is differentiated
 
     # Nothing computes cotangents of inputs that nobody asks for.
-    return reverse_differentiable(plain, forward, backward, "sub_batched")
+    return reverse_differentiable(plain, forward, "sub_batched")
 
 
 def _first(stacks: list[PyTree]) -> PyTree:

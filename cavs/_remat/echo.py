@@ -17,8 +17,9 @@ from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Var, without_constants
 from cavs._jaxpr.names import Names, check_known, names_of
+from cavs._jaxpr.ruled import rules_in
 from cavs._jaxpr.source_lines import source_line
-from cavs._jaxpr.tunable import calls_in, with_options
+from cavs._jaxpr.tunable import TunableRules, with_options
 from cavs._memory.bytes import (
     BudgetError,
     bytes_of,
@@ -298,7 +299,7 @@ class Recomputed(Generic[R]):
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*flat)
         options = MemoryOptions(self._budget == "min", self._names)
         closed = with_options(closed, options) if any(options) else closed
-        self._inside = {name for call in calls_in(closed.jaxpr) for name in call.names}
+        self._inside = {name for call in rules_in(closed.jaxpr, TunableRules) for name in call.names}
         closed, consts = without_constants(closed)  # arrays that `fn` closes over may be differentiated, too
         return closed, list(consts), flat, jax.tree.structure(shapes)
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
-from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
@@ -20,7 +19,6 @@ from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._jaxpr.late_zeros import run_late
 from cavs._jaxpr.memo import memoized
-from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
 from cavs._remat.forms import Form, bits_of, compared_by_result, kept_bytes, on_host
 
@@ -306,12 +304,10 @@ def with_derivative(closed: Any, keep: Keep, late: bool = True) -> Flat:
         outs, values = kept.run_forward(primals, late)
 
         def pull_back(values: list[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            each = [(x, g) for x, g in zip(kept.graph.outs, cotangents, strict=True) if is_float(x)]
-            filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in each]
-            grads = dict(zip(kept.graph.diff, sealed(kept, kept.pull_back(values, filled, late)), strict=True))
+            floats = [g for x, g in zip(kept.graph.outs, cotangents, strict=True) if is_float(x)]
+            grads = dict(zip(kept.graph.diff, sealed(kept, kept.pull_back(values, floats, late)), strict=True))
             return tuple(grads.get(i) for i in range(len(primals)))
 
         return sealed(kept, outs), jax.tree_util.Partial(pull_back, values)
 
-    plain = jex.jaxpr_as_fun(closed)
-    return reverse_differentiable(plain, forward, lambda saved, cotangents: saved(cotangents), "recompute")
+    return reverse_differentiable(jex.jaxpr_as_fun(closed), forward, "recompute")

@@ -144,7 +144,7 @@ class Point:
             def results(e: Eqn, operands: list[Any]) -> Sequence[Any]:
                 _add_dependent(e, dependent)
                 if dependent.isdisjoint(e.outvars):
-                    idle.update(name for body in bodies_in(e) for name in names_in(body))
+                    idle.update(*(names_in(body.eqns) for body in bodies_in(e)))
                 elif self.price is not None and e.primitive.name == "scan":
                     return self._loop(e, operands, f"{name}/{next(numbers)}", times)
                 return [pooled(e, operands[0])] if is_pooling(e) else bind(e, operands)

@@ -1,9 +1,10 @@
 """One plan of F over schedules of one shape on an engine, with its VJP: compiled once, for all batches.
 
-Under `jax.vmap` and second derivatives, engine `scan` replaces `persistent`. A launch runs one batch, and has no derivative of
-its own. When `run` is traced, it is not known whether the function will be batched or differentiated again: `jax.vmap` and
-`jax.jvp` may be applied after `jax.jit` and `jax.grad`. Both passes of a sweep therefore have a batching rule and a tangent
-rule. The backward pass then runs the forward pass again, because the forward pass of the other engine saved nothing for it.
+Under `jax.vmap` and second derivatives, engine `scan` replaces `persistent` and `native`. Their calls run one batch, and have
+no derivatives of their own. When `run` is traced, it is not known whether the function will be batched or differentiated again:
+`jax.vmap` and `jax.jvp` may be applied after `jax.jit` and `jax.grad`. Both passes of a sweep therefore have a batching rule
+and a tangent rule. The backward pass then runs the forward pass again, because the forward pass of the other engine saved
+nothing for it.
 """
 
 import contextlib
@@ -23,18 +24,17 @@ from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored, key_impl, stored_aval
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.memo import memoized
-from cavs._jaxpr.promotion import promoting
 from cavs._jaxpr.ruled import replaceable
+from cavs._jaxpr.settings import always_compiled, promoting
 from cavs._jaxpr.tunable import tunable
 from cavs._run.adjoint import backward
 from cavs._run.forward import Given, forward
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import Cotangent, differentiated, instantiated, with_differentiated
+from cavs._stages.cotangents import Cotangent, differentiated, with_differentiated
 from cavs._stages.saved import Saved
 
 Arrays: TypeAlias = list[jax.Array]
@@ -75,34 +75,46 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
     def forward(varied: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         fixed = tuple(tuple(not x for x in own) for own in varied[::2])
         outs, saved = sweep.forward(fixed, params, data, inputs, select)
-        back = jax.tree_util.Partial(functools.partial(sweep.backward, fixed), saved, data, select)
-        return outs, back
+        return outs, jax.tree_util.Partial(functools.partial(pull, fixed), saved, data, select)
 
-    def backward(back: Callable[[Cotangents], PyTree], cts: PyTree) -> PyTree:
-        ct_params, ct_inputs = back(instantiated(cts))
+    def pull(fixed: Any, saved: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
+        ct_params, ct_inputs = sweep.backward(fixed, saved, data, select, cts)
         return ct_params, None, ct_inputs, None
 
-    return reverse_differentiable(sweep.primal, forward, backward, "run", once=True)
+    return reverse_differentiable(sweep.primal, forward, "run", once=True)
 
 
-def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
-    """Returns `sweep`, whose passes the passes of `by` replace where they are batched or differentiated."""
-    return Sweep(replaceable(sweep.primal, by.primal), _forward(sweep, by), _backward(sweep, differentiable(by)))
+def transformed_by(sweep: Sweep, by: Sweep, local: bool) -> Sweep:
+    """Returns `sweep`, whose passes the passes of `by` replace where they are batched or differentiated.
+
+    `local`: whether `by` also replaces them in code that is exported.
+    """
+    primal = replaceable(sweep.primal, by.primal, local=local)
+    return Sweep(primal, _forward(sweep, by, local), _backward(sweep, differentiable(by), local))
 
 
-def _forward(sweep: Sweep, by: Sweep) -> Callable[..., PyTree]:
+def _forward(sweep: Sweep, by: Sweep, local: bool) -> Callable[..., PyTree]:
     def forward(fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         def one(*args: PyTree) -> PyTree:
             outs, saved = sweep.forward(fixed, *args)
-            return outs, jax.tree.map(_as_bits, saved)
+            place = {id(x): i for i, x in enumerate(jax.tree.leaves(args))}
+            return outs, jax.tree.map(lambda x: _Argument(place[id(x)]) if id(x) in place else _as_bits(x), saved)
 
         def other(*args: PyTree) -> PyTree:
             return by.primal(*args), jax.tree.map(_zeros, jax.eval_shape(one, *args)[1])
 
-        outs, saved = replaceable(one, other)(params, data, inputs, select)
+        outs, saved = replaceable(one, other, local=local)(params, data, inputs, select)
         return outs, (saved, params, inputs)
 
     return forward
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """An argument of a pass, by its place, among what the pass saved. As a result it would be a copy."""
+
+    place: int
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["bits"], meta_fields=["dtype"])
@@ -123,7 +135,9 @@ def _as_bits(x: jax.Array) -> jax.Array | _Bits:
     return _Bits(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}"), x.dtype)
 
 
-def _from_bits(x: jax.Array | _Bits) -> jax.Array:
+def _value(x: jax.Array | _Bits | _Argument, args: Arrays) -> jax.Array:
+    if isinstance(x, _Argument):
+        return args[x.place]
     return lax.bitcast_convert_type(x.bits, x.dtype) if isinstance(x, _Bits) else x
 
 
@@ -132,14 +146,15 @@ def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
     return from_stored(jnp.zeros(stored.shape, stored.dtype), key_impl(x))
 
 
-def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def _backward(sweep: Sweep, other: Callable[..., PyTree], local: bool) -> Callable[..., PyTree]:
     def backward(fixed: Fixed, residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
         saved, params, inputs = residuals
         all_cts = functools.partial(with_differentiated, [np.zeros(ct.shape, jax.dtypes.float0) for ct in cts])
         are_floats = jax.tree.map(is_float, (params, inputs))
 
         def one(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: PyTree) -> PyTree:
-            saved = jax.tree.map(_from_bits, saved, is_leaf=lambda x: isinstance(x, _Bits))
+            args = jax.tree.leaves((params, data, inputs, select))
+            saved = jax.tree.map(lambda x: _value(x, args), saved, is_leaf=lambda x: isinstance(x, _Bits | _Argument))
             return differentiated(tuple(sweep.backward(fixed, saved, data, select, all_cts(some))), are_floats)
 
         def again(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: PyTree) -> PyTree:
@@ -148,7 +163,7 @@ def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTre
             return differentiated(pull(all_cts(some)), are_floats)
 
         some = differentiated(cts, [ct.dtype != jax.dtypes.float0 for ct in cts])
-        found = replaceable(one, again)(saved, params, data, inputs, select, some)
+        found = replaceable(one, again, local=local)(saved, params, data, inputs, select, some)
         nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (params, inputs))
         return with_differentiated(nothing, found)
 
@@ -190,7 +205,7 @@ def _call(
     engine = choose_engine(user_engine, job)
     sweep = _sweep(job, engine)
     if engine.stand_in is not None:
-        sweep = transformed_by(sweep, _sweep(job, engine.stand_in))
+        sweep = transformed_by(sweep, _sweep(job, engine.stand_in), engine.local)
     return differentiable(sweep), engine.name
 
 

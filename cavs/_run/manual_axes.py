@@ -20,7 +20,7 @@ from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.mesh_types import is_checked, vary
 from cavs._jaxpr.ruled import sealed
 from cavs._jaxpr.tunable import tunable, tuned
-from cavs._stages.cotangents import differentiated, instantiated, with_differentiated
+from cavs._stages.cotangents import differentiated, with_differentiated
 
 Call: TypeAlias = Callable[..., list[jax.Array]]  # from params, integers of the schedule, inputs, ... to pushes
 
@@ -51,10 +51,10 @@ def _across(call: Call, axes: tuple[str, ...]) -> Call:
         def saving(*values: PyTree) -> PyTree:
             return jax.vjp(lambda by: call(*with_differentiated(values, by)), differentiated(values, which))
 
-        return sealed(saving)(*values)
+        outs, pull = sealed(saving)(*values)
+        return outs, jax.tree_util.Partial(backward, pull)
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
-        cts = instantiated(cts)
         floats = [None if ct.dtype == jax.dtypes.float0 else vary(jnp.asarray(ct), axes) for ct in cts]
         nothing = [np.zeros(ct.shape, jax.dtypes.float0) for ct in cts]
 
@@ -63,5 +63,5 @@ def _across(call: Call, axes: tuple[str, ...]) -> Call:
 
         return sealed(pulled)(pull, floats)
 
-    function = reverse_differentiable(sealed(call), forward, backward, "run", once=True)
+    function = reverse_differentiable(sealed(call), forward, "run", once=True)
     return lambda *args: function(*jax.tree.map(lambda x: vary(x, axes), args))

@@ -11,7 +11,7 @@ from cavs._function.children import wide
 from cavs._function.evaluate import column
 from cavs._function.gather_all import REDUCERS
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import promoting
 from cavs._schedule.schedule import Schedule, check_schedule
 
 Tree = TypeVar("Tree")

@@ -22,7 +22,7 @@ from cavs._function.vertex import Pushed, VertexFunction, check_function
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.always_compiled import always_compiled
+from cavs._jaxpr.settings import always_compiled
 from cavs._run.compiled import Call, compiled
 from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of

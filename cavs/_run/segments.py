@@ -20,17 +20,17 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.raw_keys import from_stored, to_stored
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.settings import always_compiled
 from cavs._jaxpr.tunable import tunable
 from cavs._run.compiled import Call
 from cavs._run.forward import Given
 from cavs._run.manual_axes import across_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import Cotangent, differentiated, instantiated, mask_rows, with_differentiated
+from cavs._stages.cotangents import Cotangent, differentiated, mask_rows, with_differentiated
 
 Arrays: TypeAlias = list[jax.Array]
 Run: TypeAlias = Callable[..., PyTree]  # `_run.run.run_with_options`
@@ -188,10 +188,14 @@ def _forward(loop: _Loop, vertices: int, given: Given, segments: SegmentArrays) 
     return outs, frontiers
 
 
+@always_compiled
 def _backward(
     loop: _Loop, varied: Sequence[PyTree], given: Given, segments: SegmentArrays, frontiers: Arrays, cts: list[Cotangent]
-) -> list[PyTree]:
-    """Returns the cotangents of the params, inputs and edges in `varied`. Each segment runs again, the last one first."""
+) -> tuple[PyTree, ...]:
+    """Returns the cotangents of the params, inputs and edges in `varied`. Each segment runs again, the last one first.
+
+    After them is `None` for the segments, and for `select`.
+    """
     pushed = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
     first = [x[0] for x in frontiers]
     states = [is_float(x) for x in first]
@@ -216,7 +220,7 @@ def _backward(
 
     zeros = jax.tree.map(jnp.zeros_like, differentiated((first, *given[:3]), (states, *varied)))
     (_, *found), _ = lax.scan(step, zeros, (_steps(segments), frontiers), reverse=True)
-    return found
+    return *found, None, None
 
 
 def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
@@ -231,7 +235,4 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
         outs, frontiers = _forward(loop, vertices, given, segments)
         return outs, jax.tree_util.Partial(functools.partial(_backward, loop, which[:3]), given, segments, frontiers)
 
-    def backward(pull: Callable[..., Any], cts: list[Cotangent]) -> tuple[Any, ...]:
-        return *pull(instantiated(cts)), None, None
-
-    return reverse_differentiable(whole, forward, always_compiled(backward), "run", once=True)
+    return reverse_differentiable(whole, forward, "run", once=True)

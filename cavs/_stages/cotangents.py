@@ -1,12 +1,10 @@
 """Zeros and sums of cotangents, and the transposes of gather, pull and push: in the backward, gather and scatter swap roles."""
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.evaluate import column
 from cavs._function.raw_keys import Shaped
@@ -24,11 +22,6 @@ Floats: TypeAlias = dict[int, jax.Array]  # cotangents of floats, by their place
 def zero_cotangent(x: Shaped) -> Cotangent:
     """Returns the zero cotangent of `x`: of its dtype, or of JAX's float0 for integers."""
     return jnp.zeros(x.shape, x.dtype) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
-
-
-def instantiated(cts: Sequence[Cotangent | SymbolicZero]) -> list[Cotangent]:
-    """Returns the cotangents with arrays in place of symbolic zeros."""
-    return [zero_cotangent(jax.ShapeDtypeStruct(x.shape, x.dtype)) if isinstance(x, SymbolicZero) else x for x in cts]
 
 
 def differentiated(tree: PyTree, varied: PyTree) -> PyTree:

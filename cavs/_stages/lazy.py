@@ -162,7 +162,7 @@ def _direct_product(
         return None
     if use.eqn.primitive.name in ("add", "add_any"):
         bias = _bias(use, level)
-        return None if bias is None else LazyProduct(place[bias], None, cuts[cut], n, 1)
+        return None if bias is None else LazyProduct(place[bias], None, cuts[cut], 1)
     axis = matrix_product(use.eqn, axes)
     if axis is None or 0 not in use.operands:
         return None
@@ -176,7 +176,7 @@ def _direct_product(
         return None
     if axis == 1:
         left, right = right, left
-    return LazyProduct(place[use.eqn.invars[use.statics[0]]], left, right, n * each, each)
+    return LazyProduct(place[use.eqn.invars[use.statics[0]]], left, right, each)
 
 
 def _bias(use: ParamUse, level: Domains) -> Var | None:

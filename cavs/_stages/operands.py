@@ -48,7 +48,6 @@ class LazyProduct(NamedTuple):
     static: int  # the number of the static value
     left: Operand | None  # `None` for a column of ones, so that the result has one axis
     right: Operand  # the other matrix
-    most: int  # how many rows there can be
     rows: Index  # how many there are
 
 

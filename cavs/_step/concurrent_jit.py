@@ -28,7 +28,7 @@ from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind
 from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, is_var, opened, scan_parts
 from cavs._run.manual_axes import checked_axes, devices
-from cavs._step.pairs import halves_of, has_launches, is_launch, rules_of
+from cavs._step.pairs import halves_of, has_launches, rules_of
 from cavs.kernels import Target, begin_p, end_p
 
 P = ParamSpec("P")
@@ -208,12 +208,12 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Arra
                 turns.on_half += outs
             elif is_mark(eqn) and any(operands[0] is x for x in turns.on_half):
                 outs = operands  # its layout is not the marked one, and none of those that are measured
-            elif eqn.primitive.name in CALLS and is_launch(eqn):
+            elif eqn.primitive.name in CALLS and has_launches([eqn]):
                 with _scope(eqn.params.get("name", "")):
                     outs = _evaluate(*body_of(eqn), operands, turns)
             elif eqn.primitive.name == "shard_map":
                 outs, turns.before = _in_shard_map(eqn, operands, turns.before)
-            elif is_launch(eqn):
+            elif has_launches([eqn]):
                 outs, turns.before = _inside(eqn, operands, turns.before)
             else:
                 outs = bind_unchecked(eqn, operands) or bind(eqn, operands)

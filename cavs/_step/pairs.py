@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cavs._engines.persistent.launch_calls import Half, LaunchRules
-from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, bodies_in, body_of, is_var
+from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, body_of, every, is_var
 from cavs._jaxpr.ruled import ruled_p
 from cavs.kernels import begin_p
 
@@ -52,7 +52,7 @@ def _follow(jaxpr: Jaxpr, given: Sequence[int], launches: list[_Launch]) -> list
             continue
         for x in operands:
             known |= x
-        if is_launch(eqn):
+        if has_launches([eqn]):
             launches.append(_Launch(rules, known))
             known |= 1 << len(launches) - 1
         env |= dict.fromkeys(eqn.outvars, known)
@@ -65,11 +65,6 @@ def rules_of(eqn: Eqn) -> LaunchRules | None:
     return rules if isinstance(rules, LaunchRules) else None
 
 
-def is_launch(eqn: Eqn) -> bool:
-    """Returns whether an equation is, or contains, a launch."""
-    return eqn.primitive is begin_p or any(has_launches(body.eqns) for body in bodies_in(eqn))
-
-
 def has_launches(eqns: Sequence[Eqn]) -> bool:
     """Returns whether one of the equations is, or contains, a launch."""
-    return any(map(is_launch, eqns))
+    return any(e.primitive is begin_p for e in every(eqns))

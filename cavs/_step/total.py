@@ -10,7 +10,7 @@ from cavs._function.arrays import as_array
 from cavs._function.children import wide
 from cavs._jaxpr.mesh_types import vary
 from cavs._jaxpr.names import WHOLE_BATCH
-from cavs._jaxpr.promotion import promoting
+from cavs._jaxpr.settings import promoting
 from cavs._run.manual_axes import checked_axes, devices
 
 

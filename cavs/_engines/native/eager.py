@@ -17,14 +17,11 @@ from cavs._engines.engine import Batch, Job, batch_of
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.gradients import gradients
 from cavs._engines.native.kinds import check_lowered
-from cavs._engines.scan.engine import all_rows
-from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, remade, with_reuse, with_whole
+from cavs._engines.scan.task import crossing_cts, kind_of, with_reuse, with_whole
 from cavs._function.split import Split, split_leaf
-from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._jaxpr.memo import memoized
-from cavs._jaxpr.ruled import replaceable
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import pull, static_variables
 from cavs._stages.blocks import MANY_BYTES
@@ -73,10 +70,6 @@ class _Stage(NamedTuple):
     def number(self) -> int:
         return len(self.job.kinds) + self.k
 
-    @property
-    def fusion(self) -> bool:
-        return self.job.plan.function.optimizations.fusion
-
     def batch(self, data: jax.Array) -> Batch:
         return batch_of(self.job, Schedule(data, self.job.shape), leaves=False)
 
@@ -109,16 +102,9 @@ def eager_part(
     stage = _Stage(batch.job, k, own)
     pulled = stage.pulled(inputs, batch.rows[k].vertex)
 
-    def on_scan(data: jax.Array, statics: Arrays, crossing: Arrays) -> PyTree:
-        return all_rows(own, stage.batch(data).rows[k].as_leaves, statics, crossing, save, stage.fusion)[1:]
-
-    def on_library(data: jax.Array, statics: Arrays, crossing: Arrays) -> PyTree:
-        call = NativeCall(stage.batch(data), backward=False, eager=k)
-        call.forward_of(stage.number, own, statics, crossing, save)
-        return call.saved_of(call.run(), stage.number, own, save)
-
-    crossing = [pulled[v] for v in own.recurrent.cross]
-    kept, extras = replaceable(on_library, on_scan, local=True)(jnp.asarray(batch.sched.data), stage.statics(statics), crossing)
+    call = NativeCall(batch, backward=False, eager=k)
+    call.forward_of(stage.number, own, stage.statics(statics), [pulled[v] for v in own.recurrent.cross], save)
+    kept, extras = call.saved_of(call.run(), stage.number, own, save)
     values = pulled | dict(zip(own.recurrent.extra, extras, strict=True))
     outs: list[Values] = [values[v] for v in batch.parts[k].eager.outs]
     if not save:
@@ -144,7 +130,8 @@ def _back(
 
     `where`: tensors with slack that have some of these cotangents as rows, so that the library needs no copy.
     """
-    part, own, rows = stage.part, stage.own, stage.batch(saved.data).rows[stage.k].as_leaves
+    part, own, batch = stage.part, stage.own, stage.batch(saved.data)
+    rows = batch.rows[stage.k].as_leaves
     vertex = jnp.asarray(rows.vertex)
     size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in own.recurrent.cross) * rows.size
     if size > MANY_BYTES:  # gathered again, rather than alive from the forward to the backward
@@ -156,7 +143,9 @@ def _back(
     kind = kind_of(stage.number, own, rows, [of_out[v] for v in own.recurrent.extra], memory)
     given = {v: kind.extra_cts[i] for i, v in own.reverse.extra_cts.items()}
     kind = with_reuse(kind._replace(stored=[v for v in kind.stored if v not in given]), own=False)
-    found = given | dict(zip(kind.stored, _cuts(stage, kind, saved.data), strict=True))
+    call = NativeCall(batch, backward=True, eager=stage.k)
+    call.backward_of(kind, memory.statics, crossing, saved.kept, saved.extras)
+    found = given | dict(zip(kind.stored, call.cuts_of(call.run(), kind), strict=True))
     cuts = with_whole(kind, {v: mask_rows(x, rows.real) if v in kind.reused else x for v, x in found.items()})
     places = {v: Operand(x, None, 0) for v, x in found.items()}
     places |= in_parts(kind.cuts.parts, places)
@@ -172,21 +161,3 @@ def _back(
         of_pulled.append(functools.reduce(jnp.add, own_cts) if own_cts else zero_cotangent(x))
     none = [zero_cotangent(jax.ShapeDtypeStruct((0, *v.aval.shape), v.aval.dtype)) for v in part.role.edges if is_var(v)]
     return of_static, of_pulled, none
-
-
-def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
-    """Returns the cut cotangents, in the order of `Kind.stored`."""
-    made = remade(kind)
-
-    def on_scan(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
-        here = made(stage.batch(data).rows[stage.k].as_leaves, memory, cts)
-        return tuple(all_rows_back(here, 0, {}, stage.fusion))
-
-    def on_library(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
-        batch = stage.batch(data)
-        here = made(batch.rows[stage.k].as_leaves, memory, cts)
-        call = NativeCall(batch, backward=True, eager=stage.k)
-        call.backward_of(here, memory.statics, memory.crossing, memory.kept, memory.extras)
-        return tuple(call.cuts_of(call.run(), here))
-
-    return list(replaceable(on_library, on_scan, local=True)(data, kind.memory, kind.extra_cts))

@@ -5,12 +5,11 @@ runs F's equations for a few rows at a time, which stay in the L1 cache, and its
 from weights that are packed once a call. Leaves are one more level, before all others, and the eager part is a level in a
 call of its own. The lazy part is the same as on engine `scan`.
 
-The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run on engine `scan`.
+The library has no rules for `jax.vmap` and `jax.jvp`: engine `scan` then replaces it, as it does in code for other processes.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,16 +22,13 @@ from cavs._engines.native.gradients import gradients
 from cavs._engines.native.kinds import NO_KIND, check_lowered
 from cavs._engines.native.operations import letter_of
 from cavs._engines.scan import engine as scan, reverse as scan_reverse
-from cavs._engines.scan.task import StateCotangents, Totals, all_rows_back, is_leaf, remade
+from cavs._engines.scan.task import StateCotangents, Totals
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
-from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import is_var
-from cavs._jaxpr.ruled import replaceable
 from cavs._schedule.schedule import Filled, Schedule, Shape, in_total, padding_of
 from cavs._schedule.tasks import SMALLEST_TASK
-from cavs._stages.entrance import memory_of
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Values
 from cavs.kernels import Target, Unfit, native_unavailable
@@ -47,6 +43,8 @@ class Native(Engine):
     """Engine `native`: C++ runs the levels on a CPU."""
 
     name = "native"
+    stand_in = scan.Scan()
+    local = True
 
     def unfit(self, job: Job) -> str | None:
         """Returns why the library cannot run a job, or `None` if it can."""
@@ -118,22 +116,18 @@ class Native(Engine):
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels, and the leaves, in one call."""
-        here_of, inner = _batches(batch), len(batch.kinds)
-
-        def on_scan(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
-            here = here_of(data)
-            kept, extras = [], []
-            if here.has_leaves:
-                states, kept, extras = scan.forward_leaves(here, statics[inner:], eager[inner:], save)
-            found = scan.Scan().forward_levels(here.without_leaves, states, statics[:inner], eager[:inner], save)
-            return found.states, [*found.kept, *kept], [*found.extras, *extras]
-
-        def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
-            return _forward_call(here_of(data), states, statics, eager, save)
-
-        both = replaceable(on_library, on_scan, local=True)
-        states, kept, extras = both(jnp.asarray(batch.sched.data), states, statics, eager)
-        return ForwardLevels(states, kept, extras, None)
+        call = NativeCall(batch, backward=False)
+        avals = batch.plan.state_avals
+        for i, a in enumerate(avals):
+            if batch.has_leaves:
+                call.created("state", NO_KIND, i, jax.ShapeDtypeStruct((batch.sched.shape.rows, *a.shape), a.dtype))
+            else:
+                call.updated("state", i, states[i])
+        for k, part in enumerate(batch.parts):
+            call.forward_of(k, part, statics[k], eager[k], save)
+        out = call.run()
+        kept, extras = zip(*(call.saved_of(out, k, part, save) for k, part in enumerate(batch.parts)), strict=True)
+        return ForwardLevels([out["state", NO_KIND, i] for i in range(len(avals))], [*kept], [*extras], None)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels, leaves included, in one call."""
@@ -185,69 +179,22 @@ def _leaves_outside(plan: FunctionPlan) -> str | None:
     return leaves_unfit(plan, {name: k for k, name in enumerate(plan.leaf)}, len(plan.leaf))
 
 
-def _batches(batch: Batch) -> Callable[[jax.Array], Batch]:
-    """Returns a function of a schedule's integers that rebuilds the batch, without keeping the tracers of `batch` alive."""
-    job, shape, leaves = batch.job, batch.sched.shape, batch.has_leaves
-    return lambda data: batch_of(job, Schedule(data, shape), leaves)
-
-
-def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool) -> PyTree:
-    call = NativeCall(batch, backward=False)
-    avals = batch.plan.state_avals
-    for i, a in enumerate(avals):
-        if batch.has_leaves:
-            call.created("state", NO_KIND, i, jax.ShapeDtypeStruct((batch.sched.shape.rows, *a.shape), a.dtype))
-        else:
-            call.updated("state", i, states[i])
-    for k, part in enumerate(batch.parts):
-        call.forward_of(k, part, statics[k], eager[k], save)
-    out = call.run()
-    saved = [call.saved_of(out, k, part, save) for k, part in enumerate(batch.parts)]
-    states = [out["state", NO_KIND, i] for i in range(len(avals))]
-    return states, [kept for kept, _ in saved], [extras for _, extras in saved]
-
-
 def _rounds_back(
     batch: Batch, saved: Saved, loop: scan_reverse.Loop, tasks: jax.Array, g: StateCotangents, totals: Totals
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
     """Runs all rounds, and the leaves, in one call of the library; see `scan_reverse.rounds_back`."""
-    levels = saved._replace(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[])
-    again, cts = [(kind.number, remade(kind)) for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
-    here_of, inner_kinds = _batches(batch), len(batch.kinds)
-    options = loop.options  # not `loop`, which has tracers
-
-    def loop_of(data: jax.Array, levels: Saved, cts: PyTree) -> scan_reverse.Loop:
-        here, kinds = here_of(data), []
-        for (k, made), own_cts in zip(again, cts, strict=True):
-            kinds.append(made(here.rows[k], memory_of(here.parts[k], here.rows[k], levels, k), own_cts))
-        return scan_reverse.Loop(here.sched, here.zeros, kinds, options)
-
-    def on_scan(data: jax.Array, levels: Saved, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
-        here = loop_of(data, levels, cts)
-        inner = here._replace(kinds=[kind for kind in here.kinds if not is_leaf(kind, here.sched)])
-        _, g, cuts, _ = scan_reverse.rounds_back(inner, tasks, g, [{} for _ in inner.kinds])
-        found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
-        for kind in here.kinds[len(inner.kinds) :]:
-            found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - inner_kinds], g, here.options.fusion))
-        return g, found
-
-    def on_library(data: jax.Array, levels: Saved, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
-        return _backward_call(here_of(data), loop_of(data, levels, cts), levels, g)
-
-    g, cuts = replaceable(on_library, on_scan, local=True)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
-    left = jnp.zeros((), jnp.int32)
-    left = hold_back([left[None]], [x for own in cuts for x in own], jnp.integer)[0][0]  # not known before the levels have run
-    return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
-
-
-def _backward_call(batch: Batch, loop: scan_reverse.Loop, levels: Saved, g: StateCotangents) -> PyTree:
+    del tasks
     call = NativeCall(batch, backward=True)
-    for i, x in enumerate(levels.states):
+    for i, x in enumerate(saved.states):
         call.given[("state", NO_KIND, i)] = x
     for i, x in g.items():
         call.updated("cotangent", i, x)
     for kind in loop.kinds:
         k = kind.number
-        call.backward_of(kind, levels.statics[k], levels.eager_rows[k], levels.kept[k], levels.extras[k])
+        call.backward_of(kind, saved.statics[k], saved.eager_rows[k], saved.kept[k], saved.extras[k])
     out = call.run()
-    return {i: out["cotangent", NO_KIND, i] for i in g}, [call.cuts_of(out, kind) for kind in loop.kinds]
+    cuts = [dict(zip(kind.stored, call.cuts_of(out, kind), strict=True)) for kind in loop.kinds]
+    left = jnp.zeros((), jnp.int32)
+    # Not known before the levels have run.
+    left = hold_back([left[None]], [x for own in cuts for x in own.values()], jnp.integer)[0][0]
+    return left, {i: out["cotangent", NO_KIND, i] for i in g}, cuts, totals

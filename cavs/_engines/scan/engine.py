@@ -85,7 +85,7 @@ class Scan(Engine):
         """Runs the forward's levels task by task."""
         sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
         of = zip(batch.parts, batch.rows, statics, eager, strict=True)
-        found = [_kind(part, rows, own, eager_rows, save, overwrite=True) for part, rows, own, eager_rows in of]
+        found = [_kind(part, rows, own, eager_rows, save) for part, rows, own, eager_rows in of]
         # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know
         # which row of the eager part's results is read here.
         early = [x for kind in found for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
@@ -145,39 +145,12 @@ class Scan(Engine):
         return backward_levels(batch, saved, cotangents)
 
 
-def forward_leaves(
-    batch: Batch, statics: list[Arrays], eager: list[list[Values]], save: bool
-) -> tuple[Arrays, list[Arrays], list[Arrays]]:
-    """Runs the leaves of a batch that has them as kinds, whose `statics` and `eager` these are, each kind at once.
-
-    Returns the dynamic tensors with the states of leaves, what is kept, and what the lazy part reads.
-    """
-    sched, fusion, first = batch.sched, batch.plan.function.optimizations.fusion, len(batch.kinds)
-    states = [batch.zeros((sched.shape.rows, *a.shape), a.dtype) for a in batch.plan.state_avals]
-    kept, extras = [], []
-    for k, (part, rows) in enumerate(zip(batch.parts[first:], batch.rows[first:], strict=True)):
-        own, mine, extra = all_rows(part, rows, statics[k], eager[k], save, fusion)
-        states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, own, strict=True)]
-        kept.append(mine)
-        extras.append(extra)
-    return states, kept, extras
-
-
-def all_rows(
-    part: Split, rows: Rows, statics: Arrays, eager: Sequence[Values], save: bool, fusion: bool
-) -> tuple[Arrays, Arrays, Arrays]:
-    """Runs rows without children at once. Returns their states, what is kept, and what the lazy part reads."""
-    own, values = _computed(_kind(part, rows, statics, eager, save), RowSpan(0, rows.size, 0, 0), [], None, fusion)
-    split = len(values) - len(part.recurrent.extra)
-    return own, values[:split], values[split:]
-
-
 def _computed(
-    kind: _ForwardKind, span: RowSpan, states: Arrays, segments: jax.Array | None, fusion: bool, before: Env | None = None
+    kind: _ForwardKind, span: RowSpan, states: Arrays, segments: jax.Array | None, fusion: bool, before: Env
 ) -> tuple[Arrays, Arrays]:
     """Returns the states of the vertices of a span, and the values that are stored; `before`: eager rows of the span."""
     part, level = kind.part, kind.part.joint.domain
-    read = entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | (before or {})
+    read = entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | before
     env = kind.fixed | barred(read)
     evaluate(kind.eqns, env, level, segments, span.size, kind.turned, fusion=fusion)
     own = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
@@ -187,18 +160,13 @@ def _computed(
     return own, [together(x, place_aval(place).shape) for place, x in values]
 
 
-def _kind(
-    part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], save: bool, overwrite: bool = False
-) -> _ForwardKind:
-    """Collects what the tasks of a kind read.
-
-    With `overwrite`, kept values overwrite eager rows: a task reads its rows before it writes them.
-    """
+def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], save: bool) -> _ForwardKind:
+    """Collects what the tasks of a kind read. Kept values overwrite eager rows: a task reads its rows before it writes them."""
     env, domain = fixed(part, statics), part.joint.domain
     keep, crossed = part.forward.places if save else [], crossing(part, rows, eager)
     stored = [*keep, *((v,) for v in part.forward.extra)]
     ours: Env = {v: x for v, x in zip(part.forward.cross, crossed, strict=True) if not isinstance(x, Pulled)}
-    places = overwritten_rows(part.joint, ours) if overwrite and part.forward.together is not None else {}
+    places = overwritten_rows(part.joint, ours) if part.forward.together is not None else {}
     over = {n: places[place] for n, place in enumerate(stored) if place in places}
     evaluate(needed(part.joint.program.eqns, list(over.values()), set(ours))[0], ours, domain)
     given = {v: ours[v] for v in over.values()}

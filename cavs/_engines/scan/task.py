@@ -1,6 +1,6 @@
 """Engine `scan`, backward: one task, which is the VJP of the recurrent part at its vertices."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -15,7 +15,7 @@ from cavs._function.vertex import Optimizations
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env, Eqn, Var, is_var
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import Cotangent, mask_rows, merged
+from cavs._stages.cotangents import Cotangent, merged
 from cavs._stages.entrance import Memory, apart, barred, entrance, fixed, kept_values, together
 from cavs._stages.lazy import OwnRows, lazy_gradients
 from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, window, write
@@ -107,17 +107,6 @@ def with_reuse(kind: Kind, own: bool) -> Kind:
     return kind._replace(reused=found, own=of, stored=[v for v in kind.stored if v not in of])
 
 
-def remade(kind: Kind) -> Callable[[Rows, Memory, dict[int, jax.Array]], Kind]:
-    """Returns a function that collects what `kind` reads from other arrays. It keeps no tracers of `kind` alive."""
-    number, part, stored, reused, own = kind.number, kind.part, kind.stored, kind.reused, kind.own
-
-    def made(rows: Rows, memory: Memory, extra_cts: dict[int, jax.Array]) -> Kind:
-        again = kind_of(number, part, rows, [], memory)
-        return again._replace(extra_cts=extra_cts, stored=stored, reused=reused, own=own)
-
-    return made
-
-
 def empty_cuts(kind: Kind, zeros: Zeros) -> list[jax.Array]:
     """Returns dynamic tensors for cut cotangents: zeros, unless they overwrite kept values."""
     return [
@@ -176,18 +165,6 @@ def _rows_where(mine: jax.Array, value: jax.Array, before: jax.Array) -> jax.Arr
     return jnp.where(mine.reshape(-1, *(1,) * (value.ndim - 1)), value, before)
 
 
-def all_rows_back(kind: Kind, row: Index, g: StateCotangents, fusion: bool) -> list[jax.Array]:
-    """Runs the VJP of F at rows without children at once, of which the first has row `row` in the dynamic tensors.
-
-    Returns their cut cotangents, in the order of `Kind.stored`.
-    """
-    span, level = RowSpan(0, kind.rows.size, 0, 0), kind.part.joint.domain
-    memory = kind.memory._replace(states=_states_now(kind, g))
-    env = _known(kind, memory, g, span, row)
-    evaluate(kind.eqns, env, level, None, span.size, kind.turned, fusion=fusion)
-    return [mask_rows(value_at(v, ROW, span.size, env, level), kind.rows.real) for v in kind.stored]
-
-
 def is_leaf(kind: Kind, sched: Schedule) -> bool:
     """Returns whether the rows of a kind are leaves."""
     return kind.number >= len(sched.shape.kinds)
@@ -225,11 +202,8 @@ def _now(kind: Kind, g: StateCotangents, cuts: list[jax.Array]) -> Memory:
     for v, b in zip(kind.stored, cuts, strict=True):
         if v in kind.reused:
             kept[kind.reused[v]] = b
-    return memory._replace(states=_states_now(kind, g), kept=kept)
-
-
-def _states_now(kind: Kind, g: StateCotangents) -> list[jax.Array]:
-    return [g[i] if i in kind.part.forward.overwritten else x for i, x in enumerate(kind.memory.states)]
+    states = [g[i] if i in kind.part.forward.overwritten else x for i, x in enumerate(memory.states)]
+    return memory._replace(states=states, kept=kept)
 
 
 def _with_children(
