@@ -134,6 +134,8 @@ def test_metrics_are_numbers_of_python_numpy_and_jax(tmp_path: Path) -> None:
         ({"score": 0.5}, TypeError, "Keeper: score: got a float; expected a function of 1 argument, .sums."),
         ({"epochs": "3"}, ValueError, "Keeper: epochs: got '3'; expected an int >= 0"),
         ({"patience": -1}, ValueError, "Keeper: patience: got -1; expected an int >= 0"),
+        ({"steps": 3}, ValueError, r"Keeper: steps: got 3 with a loader of 6 .*expected .* Write Loader\(graphs, n, steps=1\)"),
+        ({"every": 2}, ValueError, "Keeper: every: got 2 with a loader of 6 steps in a dispatch"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, how: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -122,6 +122,11 @@ class Keeper:
         for name, got in {"epochs": epochs, "steps": steps, "patience": patience, "every": every}.items():
             if isinstance(got, bool) or not isinstance(got, int) or got < 0:
                 raise ValueError(f"Keeper: {name}: got {got!r}; expected an int >= 0.")
+            if got and name in ("steps", "every") and loader.steps > 1:
+                raise ValueError(
+                    f"Keeper: {name}: got {got} with a loader of {loader.steps} steps in a dispatch, after which the loop can "
+                    "stop; expected one of single steps. Write Loader(graphs, n, steps=1)."
+                )
         self.folder, self._loader, self._score = Path(folder), loader, score
         self._epochs, self._limit, self._patience, self._every = epochs, steps, patience, every
         self._facts, self._files = dict(facts or {}), files
