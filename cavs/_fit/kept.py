@@ -81,10 +81,11 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
         OSError: the folder cannot be created.
     """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     for folder in itertools.chain([path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))):
         # `mkdir` is atomic, so two runs that start together get different folders.
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder
     raise AssertionError
 

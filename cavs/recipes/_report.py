@@ -108,7 +108,7 @@ class Messages:
     def stopped(self) -> None:
         """Says how to continue after Ctrl-C."""
         self.print(f"stopped at {self._place()}. Everything is saved. To resume, with the same result as without the stop:")
-        self.print(f"  {self.command} {self._resume()}")
+        self.print(escape(f"  {self.command} {self._resume()}"))
 
     def failure(self, error: BaseException) -> BaseException:
         """The error to raise for one of the system: what failed, and how to continue. Others are returned as they are."""
@@ -145,7 +145,7 @@ class Messages:
         whole = [record["seconds"] for record in keeper.history if float(record["epoch"]).is_integer()]
         speed = f"fastest epoch {min(whole):.2f} s of {len(run.loader)} steps; " if whole else ""
         self.print(f"{seconds:.0f} s in total; {speed}programs compiled for training: {run.step.compilations}")
-        self.print(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png")
+        self.print(escape(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png"))
         options, last = recipe.options, keeper.history[-1]
         more = f"--epochs {2 * math.ceil(max(options.epochs, last['epoch']))}"
         if options.max_steps and last["step"] >= options.max_steps:
