@@ -52,7 +52,7 @@ def test_one_process_trains_in_a_folder(run, tmp_path, capsys):
 
 
 def test_folders_of_runs_have_names_of_their_own_beside_others(run, tmp_path, capsys):
-    """A file `.data.jsonl` was trained in `runs/` itself. Where that was a link to nothing, a free name was searched for ever."""
+    """A file `.data.jsonl` was trained in `runs/` itself. Below a link to nothing, a free name was searched for ever."""
     (tmp_path / "t.jsonl").rename(".data.jsonl")
     for folder in ("data", "data-2"):
         assert cli.main(["train", ".data.jsonl", *SMALL, "--epochs", "1"]) == 0
