@@ -18,6 +18,11 @@ import cavs
 from cavs.recipes._data import PARTS
 from cavs.recipes._options import Mistake
 
+# Fields of graphs that no ready program reads, what they are, and how a program of the user reads them.
+UNREAD = (
+    ("edge_attr", "edges: the files have numbers of edges", "v.gather_all(fn, edges=True), and cavs.run(..., edges=...)"),
+    ("x", "x: the files have features of vertices", "v.pull(), and cavs.run(F, params, sched, x)"),
+)
 SAY_EVERY = 30.0  # seconds after which a log without a progress bar gets a line within an epoch
 
 
@@ -80,9 +85,9 @@ class Messages:
             self.print(f"memory of a training step: {parts} parts of {each}, {needed / 2**20:.1f} MiB compiled")
         if run.loader.seen:
             self.print(f"resuming {escape(str(keeper.folder))} at {self._place()}")
-        if getattr(run.data.parts["train"], "edge_attr", None) is not None:
-            how = "write a vertex function with v.gather_all(fn, edges=True), and train it with cavs.run(..., edges=...)"
-            self.print(f"edges: the files have numbers of edges, which no --program reads. To use them, {how}")
+        for field, what, how in UNREAD:
+            if getattr(run.data.parts["train"], field, None) is not None:
+                self.print(f"{what}, which no --program reads. To use them, write a vertex function with {how}")
         for note in (*run.data.notes, *keeper.notes):
             self.print(escape(note))
         if keeper.done:
