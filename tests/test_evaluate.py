@@ -193,6 +193,17 @@ def test_swapped_arguments_and_metrics_that_are_no_scalars_are_named():
             cavs.data.evaluate(lambda params, sched, m=metrics: m, 0, loader)
 
 
+def test_a_loader_restored_within_an_epoch_is_refused_as_it_lacks_data():
+    loader, other = (cavs.data.Loader(cavs.from_lengths([1, 2, 3]), 1, steps=1) for _ in range(2))
+    next(iter(loader))
+    other.restore(loader.state())
+    for use in (cavs.data.evaluate, cavs.data.predict):
+        with pytest.raises(ValueError, match=f"{use.__name__}: loader: got one that was restored to batch 1 of an epoch"):
+            use(lambda p, s: {}, 0, other)
+    list(other)
+    assert cavs.data.evaluate(lambda p, s: {"count": s.num_vertices}, 0, other) == {"count": 6}
+
+
 def test_sums_of_one_device_and_parts_of_a_batch_are_named():
     graphs = cavs.from_lengths([1, 2, 3, 4], label=np.arange(10))
     count = lambda params, sched: {"count": jnp.sum(sched.label >= 0)}  # noqa: E731
