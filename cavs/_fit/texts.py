@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from cavs._graphs.checks import check_order
 from cavs._graphs.graphs import Graphs
 
 
@@ -52,6 +53,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
             f"with_labels: graphs: got graphs {'without labels' if graphs.label is None else 'whose labels have no names'}; "
             "expected label and label_names. Write graphs.replace(label_names=('negative', 'positive'))."
         )
+    check_order("with_labels: labels", labels)
     index = {name: i for i, name in enumerate(labels)}
     if missing := [name for name in graphs.label_names if name not in index]:
         raise ValueError(

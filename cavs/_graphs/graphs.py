@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, check_order, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.flat import heights, number_names, offsets, ranges
 from cavs._graphs.pytree import PyTree
@@ -303,6 +303,7 @@ class Graphs:
         if not isinstance(vocab, Iterable) or isinstance(vocab, str | set | frozenset):  # a set has an order of each process
             got = f"{vocab!r:.60}"
             raise TypeError(f"with_vocab: vocab: got {got}; expected a list of words. Write with_vocab(train.vocab).")
+        check_order("with_vocab: vocab", vocab)
         vocab = tuple(vocab)
         if other := [word for word in vocab if not isinstance(word, str)]:
             got = f"{type(other[0]).__name__} among the words"
