@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -272,6 +273,17 @@ def test_the_content_of_standard_input_chooses_its_reader(text: str, suffix: str
     stdin(monkeypatch, mark + text)
     with given_file("-") as path:
         assert Path(path).suffix == suffix and Path(path).read_bytes() == (mark + text).encode()
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_words_that_the_model_does_not_read_are_named(command, run, tmp_path, capsys):
+    """A binary Tree-LSTM that was trained on words at leaves ignored those of other vertices."""
+    line = '{"children": [[], [], [0, 1]], "inputs": ["not", "bad", "good"], "labels": [null, null, 1]}'
+    (tmp_path / "inner.jsonl").write_text(line)
+    assert cli.main([command, str(run / "run"), str(tmp_path / "inner.jsonl")]) == 2
+    assert re.search(r"got an input at vertex 2 .* leaves for program binary-tree-lstm. .* fit: nary", capsys.readouterr().err)
+    (tmp_path / "leaves.jsonl").write_text(line.replace('"good"', "null"))
+    assert cli.main([command, str(run / "run"), str(tmp_path / "leaves.jsonl")]) == 0
 
 
 def test_a_model_of_chains_reads_plain_sentences(tmp_path, monkeypatch, capsys):

@@ -129,7 +129,7 @@ class Regression(recipes.Recipe):
     def values(self, params: Any, graphs: cavs.Graphs, path: str, at: str) -> np.ndarray:
         """The predictions of graphs (G,), or of all vertices (V,)."""
         known = graphs.with_vocab(self.facts["words"], UNKNOWN).replace(label=None, label_names=None, graph_label=None)
-        vp.check_fit(self.facts["program"], known, f"FILE: {path}", getattr(self.program, "arity", None))
+        vp.check_fit(self.facts["program"], known, f"FILE: {path}", self.program)
         fun = lambda params, batch: self.standardised(params, batch, at)  # noqa: E731
         found = cavs.data.predict(fun, params, self.in_order(known), "graphs" if at == "graph" else "vertices")
         return self.facts["mean"] + self.facts["scale"] * found.astype(np.float64)

@@ -117,7 +117,7 @@ class Trees(recipes.Recipe):
     def probabilities(self, params: Any, graphs: cavs.Graphs, path: str) -> np.ndarray:
         """(V, C) the probabilities of the labels at every vertex."""
         known = graphs.with_vocab(self.facts["words"], UNKNOWN).replace(label=None, label_names=None)
-        vp.check_fit(self.facts["program"], known, f"FILE: {path}", getattr(self.program, "arity", None))
+        vp.check_fit(self.facts["program"], known, f"FILE: {path}", self.program)
         p = lambda params, batch: jax.nn.softmax(self.hidden(params, batch) @ params["w"] + params["b"][None])  # noqa: E731
         return cavs.data.predict(p, params, self.in_order(known))
 
