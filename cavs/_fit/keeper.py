@@ -26,6 +26,7 @@ from cavs._fit.kept import (
     Evaluated,
     KeeperError,
     NextEpoch,
+    checked_facts,
     fingerprint,
     in_step,
     locked,
@@ -119,6 +120,8 @@ class Keeper:
                 "Keeper(folder, loader, score, epochs=20)."
             )
         check_takes("Keeper: score", score, "sums")
+        if isinstance(files, str | os.PathLike):
+            raise TypeError(f"Keeper: files: got {files!r}; expected a list of paths. Write files=[path].")
         for name, got in {"epochs": epochs, "steps": steps, "patience": patience, "every": every}.items():
             if isinstance(got, bool) or not isinstance(got, int) or got < 0:
                 raise ValueError(f"Keeper: {name}: got {got!r}; expected an int >= 0.")
@@ -129,7 +132,7 @@ class Keeper:
                 )
         self.folder, self._loader, self._score = Path(folder), loader, score
         self._epochs, self._limit, self._patience, self._every = epochs, steps, patience, every
-        self._facts, self._files = dict(facts or {}), files
+        self._facts, self._files = checked_facts({} if facts is None else facts), files
         self.history: list[Evaluated] = []
         self.notes: list[str] = []
         self.stopped: int | None = None
