@@ -103,6 +103,15 @@ def test_facts_have_keys_that_are_numbers(tmp_path: Path) -> None:
     assert (tmp_path / ".mine.tmp").exists()
 
 
+def test_a_loop_before_restore_is_refused(tmp_path: Path) -> None:
+    """It trained and saved a run without an identifier, which no later one continued."""
+    with keep(tmp_path) as keeper:
+        with pytest.raises(RuntimeError, match=r"Keeper: got a loop before restore; .* Write state = keeper.restore\(state\)"):
+            next(iter(keeper))
+        keeper.restore(start())
+        assert next(iter(keeper)) is not None
+
+
 def test_limits_can_be_raised(tmp_path: Path) -> None:
     keeper = keep(tmp_path, steps=8)
     assert int(run(keeper)[1]) == 8 and keeper.done

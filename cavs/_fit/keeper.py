@@ -195,7 +195,15 @@ class Keeper:
         return state
 
     def __iter__(self) -> Iterator[PyTree]:
-        """Yields the batches of the rest of all epochs, until the run is done or stopped."""
+        """Yields the batches of the rest of all epochs, until the run is done or stopped.
+
+        Raises:
+            RuntimeError: `restore` was not called, without which the run could not be continued.
+        """
+        if not self._run:
+            raise RuntimeError(
+                "Keeper: got a loop before restore; expected it first, to name the run. Write state = keeper.restore(state)."
+            )
         self._begun = self._saved = time.monotonic()
         while not (self.done or self.stopped):
             for batches in self._loader:
