@@ -291,6 +291,7 @@ def test_a_model_of_chains_reads_plain_sentences(tmp_path, monkeypatch, capsys):
     (tmp_path / "t.jsonl").write_text(f"{line}\n" * 4)
     flags = ["--program", "elman", "--hidden", "4", "--epochs", "1", "--out", str(tmp_path / "run")]
     assert cli.main(["train", str(tmp_path / "t.jsonl"), *flags]) == 0
-    stdin(monkeypatch, "bad\nnot very bad\n")
+    stdin(monkeypatch, "bad\n\nnot very bad\n")
     lines = printed(capsys, "predict", str(tmp_path / "run"), "-").splitlines()
-    assert [line.split("\t")[3] for line in lines] == ["text", "bad", "not very bad"]
+    cells = [line.split("\t") for line in lines]
+    assert [(cell[0], cell[3]) for cell in cells] == [("graph", "text"), ("0", "bad"), ("2", "not very bad")]
