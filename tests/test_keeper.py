@@ -103,6 +103,25 @@ def test_facts_have_keys_that_are_numbers(tmp_path: Path) -> None:
     assert (tmp_path / ".mine.tmp").exists()
 
 
+@pytest.mark.parametrize("name", ["best.npz", "history.json", "last.npz"])
+def test_a_kill_at_the_end_loses_no_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    replace, left = os.replace, [2 if name == "best.npz" else 3]
+
+    def killed(old: str, new: str) -> None:
+        left[0] -= os.path.basename(new) == name
+        if not left[0]:
+            raise KeyboardInterrupt
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(keep(tmp_path, epochs=3))
+    monkeypatch.undo()
+    keeper = keep(tmp_path, epochs=3)
+    run(keeper)
+    assert json.loads((tmp_path / "history.json").read_text()) == keeper.history and len(keeper.history) == 3
+
+
 def test_a_loop_before_restore_is_refused(tmp_path: Path) -> None:
     """It trained and saved a run without an identifier, which no later one continued."""
     with keep(tmp_path) as keeper:

@@ -288,9 +288,9 @@ class Keeper:
             self._sums, self._seconds = {}, 0.0
         if is_best := self.best is record:
             self._write(BEST, state if best is None else best)
-        self.save(state)
-        if writes():
+        if writes():  # before the save: a run that is killed between the two evaluates again, and writes both
             write_whole(self.folder / HISTORY, json.dumps(self.history, indent=1).encode())
+        self.save(state)
         self._begun = time.monotonic()
         return is_best
 
