@@ -174,6 +174,19 @@ def test_arrays_that_would_fill_the_memory_are_refused(run, capsys):
         assert code == 2 and "run/best.npz is damaged" in error
 
 
+def test_a_run_whose_output_is_closed_says_how_to_resume(run, monkeypatch, capsys):
+    """As with `cavs train | head`: the run ended without a word."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        assert cli.main(["train", "--resume", "run", "--epochs", "3"]) == 1
+    error = capsys.readouterr().err
+    assert "standard output cannot be written or read (Broken pipe). Training stopped. The last save is intact." in error
+    monkeypatch.setattr("sys.stdout", None)
+    assert cli.main(["predict", "run", "t.jsonl"]) == 0
+
+
 def test_characters_that_the_output_lacks_are_escaped(run, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr("sys.stdout", out)

@@ -272,7 +272,7 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
         if given.out is None:
             for line in lines:
                 print(line)
-            sys.stdout.flush()
+            print(end="", flush=True)
         else:
             text = "".join(f"{line}\n" for line in lines)
             with written(given.out):

@@ -1,9 +1,12 @@
 """The output of a run: a progress bar, a line per epoch, tables, pictures, and the commands that the user may write next."""
 
 import contextlib
+import errno
 import json
 import math
+import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -26,11 +29,19 @@ UNREAD = (
 SAY_EVERY = 30.0  # seconds after which a log without a progress bar gets a line within an epoch
 
 
+class _Output(Console):
+    """A console that raises an error if its reader has ended; rich ends the program without a word."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it ends
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), "standard output")
+
+
 class Messages:
     """The messages of a `Run`. `command`: how the user starts cavs, such as `uv run cavs`."""
 
     def __init__(self, command: str, run: Any, keeper: Any):
-        self.console, self.command = Console(quiet=jax.process_index() > 0), command
+        self.console, self.command = _Output(quiet=jax.process_index() > 0), command
         self.run, self.keeper = run, keeper
         self._told = False  # whether `tuned` has printed its line
 
