@@ -196,6 +196,14 @@ def test_a_dict_of_names_numbers_them_in_its_order_or_is_refused():
             use(wrong)
 
 
+def test_numbers_and_names_are_joined_once_the_numbers_have_names():
+    parts = [cavs.read_trees(["(1 (2 a) (1 b))"]), cavs.read_trees(["(good b)"])]
+    with pytest.raises(ValueError, match=r"concat: got different label_names; .* Write graphs.replace\(label_names=.*named"):
+        cavs.Graphs.concat(parts)
+    joined = cavs.Graphs.concat(map(cavs.data.named, parts))
+    assert [joined.label_names[i] for i in joined.label] == ["2", "1", "1", "good"]
+
+
 def test_lists_of_different_lengths_are_named():
     for use, name in (
         (lambda: cavs.from_lengths([2, 1], label=[[0.5, 1], [2.5]]), "label"),

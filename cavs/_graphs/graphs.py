@@ -440,9 +440,11 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
         if all(x == own[0] for x in own):
             continue
         if not renumber or None in own:
-            hint = "" if renumber else " Write cavs.Graphs.concat([graphs, other]), which numbers them anew"
-            hint += ", or graphs + other.with_vocab(graphs.vocab)" * (bool(hint) and names == "vocab")
-            raise ValueError(f"{what}: got different {names}; expected the same in all.{hint}{'.' * bool(hint)}")
+            hint = "cavs.Graphs.concat([graphs, other]), which numbers them anew"
+            hint += ", or graphs + other.with_vocab(graphs.vocab)" * (names == "vocab")
+            if renumber:  # numbers without names beside names
+                hint = f"graphs.replace({names}=names), or cavs.data.named(graphs), for those without {names}"
+            raise ValueError(f"{what}: got different {names}; expected the same in all. Write {hint}.")
         new, distinct = number_names([*chain.from_iterable(own)])
         fields[names] = tuple(distinct)
         tables = np.split(new, np.cumsum([len(x) for x in own])[:-1])
