@@ -138,5 +138,8 @@ def test_labels_and_words_that_are_missing_are_named() -> None:
     with pytest.raises(ValueError, match=r"with_labels: labels: got \['a'\]; expected all labels of the graphs, also \['b'\]"):
         cavs.data.with_labels(named, ["a"])
     assert cavs.data.with_labels(named, ["a", "c", "b"]).label.tolist() == [2, 0]
+    for use in (cavs.data.words_of, cavs.data.sentences_of, cavs.data.phrases_of):
+        with pytest.raises(ValueError, match="words_of: graphs: got graphs without words; expected vocab and input_id"):
+            use(graphs)
     with pytest.raises(ValueError, match="vocabulary: graphs: got graphs without words"):
         cavs.data.vocabulary(graphs)

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -193,6 +194,17 @@ def test_swapped_arguments_and_metrics_that_are_no_scalars_are_named():
             cavs.data.evaluate(lambda params, sched, m=metrics: m, 0, loader)
 
 
+def test_a_loader_restored_within_an_epoch_is_refused_as_it_lacks_data():
+    loader, other = (cavs.data.Loader(cavs.from_lengths([1, 2, 3]), 1, steps=1) for _ in range(2))
+    next(iter(loader))
+    other.restore(loader.state())
+    for use in (cavs.data.evaluate, cavs.data.predict):
+        with pytest.raises(ValueError, match=f"{use.__name__}: loader: got one that was restored to batch 1 of an epoch"):
+            use(lambda p, s: {}, 0, other)
+    list(other)
+    assert cavs.data.evaluate(lambda p, s: {"count": s.num_vertices}, 0, other) == {"count": 6}
+
+
 def test_sums_of_one_device_and_parts_of_a_batch_are_named():
     graphs = cavs.from_lengths([1, 2, 3, 4], label=np.arange(10))
     count = lambda params, sched: {"count": jnp.sum(sched.label >= 0)}  # noqa: E731
@@ -263,11 +275,23 @@ def test_the_content_of_standard_input_chooses_its_reader(text: str, suffix: str
         assert Path(path).suffix == suffix and Path(path).read_bytes() == (mark + text).encode()
 
 
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_words_that_the_model_does_not_read_are_named(command, run, tmp_path, capsys):
+    """A binary Tree-LSTM that was trained on words at leaves ignored those of other vertices."""
+    line = '{"children": [[], [], [0, 1]], "inputs": ["not", "bad", "good"], "labels": [null, null, 1]}'
+    (tmp_path / "inner.jsonl").write_text(line)
+    assert cli.main([command, str(run / "run"), str(tmp_path / "inner.jsonl")]) == 2
+    assert re.search(r"got an input at vertex 2 .* leaves for program binary-tree-lstm. .* fit: nary", capsys.readouterr().err)
+    (tmp_path / "leaves.jsonl").write_text(line.replace('"good"', "null"))
+    assert cli.main([command, str(run / "run"), str(tmp_path / "leaves.jsonl")]) == 0
+
+
 def test_a_model_of_chains_reads_plain_sentences(tmp_path, monkeypatch, capsys):
     line = '{"children": [[], [0]], "inputs": ["not", "bad"], "labels": [null, "good"]}'
     (tmp_path / "t.jsonl").write_text(f"{line}\n" * 4)
     flags = ["--program", "elman", "--hidden", "4", "--epochs", "1", "--out", str(tmp_path / "run")]
     assert cli.main(["train", str(tmp_path / "t.jsonl"), *flags]) == 0
-    stdin(monkeypatch, "bad\nnot very bad\n")
+    stdin(monkeypatch, "bad\n\nnot very bad\n")
     lines = printed(capsys, "predict", str(tmp_path / "run"), "-").splitlines()
-    assert [line.split("\t")[3] for line in lines] == ["text", "bad", "not very bad"]
+    cells = [line.split("\t") for line in lines]
+    assert [(cell[0], cell[3]) for cell in cells] == [("graph", "text"), ("0", "bad"), ("2", "not very bad")]

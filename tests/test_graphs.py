@@ -85,7 +85,7 @@ def test_slices_share_memory():
     assert graphs.vertex_offsets.tolist() == [0, 3, 7, 12, 18]  # not shifted in place
 
 
-@pytest.mark.parametrize("index", [4, -5, [4], [0, -5], [0.5], "a", [[0]], [True], None])
+@pytest.mark.parametrize("index", [4, -5, [4], [0, -5], [0.5], "a", [[0]], [True], True, None])
 def test_a_bad_index_is_refused(index):
     with pytest.raises(IndexError):
         cavs.from_lengths([1, 2, 3, 4])[index]
@@ -178,6 +178,40 @@ def test_only_graphs_add_and_names_are_lists():
             cavs.from_lengths([2], **{"input_id": [0, 1], name: ["a", 1]})
         with pytest.raises(TypeError, match=f"{name}: got a set, whose order is another one in each process; expected a list"):
             cavs.from_lengths([2], **{"input_id": [0, 1], name: {"a", "b"}})
+
+
+def test_a_dict_of_names_numbers_them_in_its_order_or_is_refused():
+    """Its numbers were ignored, and each name got its place."""
+    graphs = cavs.from_lengths([2], input_id=[0, 1], vocab=["a", "b"], label=[1, 0], label_names={"x": 0, "y": 1})
+    assert graphs.label_names == ("x", "y") and graphs.with_vocab({"b": 0, "a": 1}).input_id.tolist() == [1, 0]
+    assert graphs.with_vocab(dict.fromkeys("ba")).vocab == ("b", "a")
+    wrong = {"b": 1, "a": 0}
+    for use, argument in (
+        (graphs.with_vocab, "vocab"),
+        (lambda names: graphs.replace(vocab=names), "vocab"),
+        (lambda names: cavs.data.with_labels(graphs, names), "labels"),
+        (lambda names: cavs.data.ConfusionMatrix.of(names, [0], [0]), "labels"),
+    ):
+        with pytest.raises(ValueError, match=rf"{argument}: got a dict whose .* sorted\({argument}, key={argument}.get\)"):
+            use(wrong)
+
+
+def test_numbers_and_names_are_joined_once_the_numbers_have_names():
+    parts = [cavs.read_trees(["(1 (2 a) (1 b))"]), cavs.read_trees(["(good b)"])]
+    with pytest.raises(ValueError, match=r"concat: got different label_names; .* Write graphs.replace\(label_names=.*named"):
+        cavs.Graphs.concat(parts)
+    joined = cavs.Graphs.concat(map(cavs.data.named, parts))
+    assert [joined.label_names[i] for i in joined.label] == ["2", "1", "1", "good"]
+
+
+def test_lists_of_different_lengths_are_named():
+    for use, name in (
+        (lambda: cavs.from_lengths([2, 1], label=[[0.5, 1], [2.5]]), "label"),
+        (lambda: cavs.from_edges([2, 3], [[(1, 0)], [(1, 0), (2, 0)]], edge_attr=[[1], [2, 3]]), "edge_attr"),
+        (lambda: cavs.from_lengths([2, 1], graph_label=[[0.5, 1], [2.5]]), "graph_label"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name}: got lists or arrays of .* write np.concatenate\({name}\)"):
+            use()
 
 
 def test_with_vocab_renumbers_words():

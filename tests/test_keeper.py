@@ -92,6 +92,45 @@ def test_the_history_has_the_sums_of_each_epoch_and_the_best_is_kept(tmp_path: P
     assert cavs.data.read_run(tmp_path)["a"] == [1]
 
 
+def test_facts_have_keys_that_are_numbers(tmp_path: Path) -> None:
+    """JSON turns them into texts, whose order is another one. A run with such facts counted as damaged, and was not resumed."""
+    names = {i: str(i) for i in range(12)}
+    run(keep(tmp_path, epochs=1, facts={"names": names}))
+    assert int(run(keep(tmp_path, epochs=2, facts={"names": names}))[1]) == 12
+    assert cavs.data.read_run(tmp_path)["names"] == {str(i): name for i, name in names.items()}
+    (tmp_path / ".mine.tmp").write_text("kept")
+    run(keep(tmp_path, epochs=2))
+    assert (tmp_path / ".mine.tmp").exists()
+
+
+@pytest.mark.parametrize("name", ["best.npz", "history.json", "last.npz"])
+def test_a_kill_at_the_end_loses_no_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    replace, left = os.replace, [2 if name == "best.npz" else 3]
+
+    def killed(old: str, new: str) -> None:
+        left[0] -= os.path.basename(new) == name
+        if not left[0]:
+            raise KeyboardInterrupt
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(keep(tmp_path, epochs=3))
+    monkeypatch.undo()
+    keeper = keep(tmp_path, epochs=3)
+    run(keeper)
+    assert json.loads((tmp_path / "history.json").read_text()) == keeper.history and len(keeper.history) == 3
+
+
+def test_a_loop_before_restore_is_refused(tmp_path: Path) -> None:
+    """It trained and saved a run without an identifier, which no later one continued."""
+    with keep(tmp_path) as keeper:
+        with pytest.raises(RuntimeError, match=r"Keeper: got a loop before restore; .* Write state = keeper.restore\(state\)"):
+            next(iter(keeper))
+        keeper.restore(start())
+        assert next(iter(keeper)) is not None
+
+
 def test_limits_can_be_raised(tmp_path: Path) -> None:
     keeper = keep(tmp_path, steps=8)
     assert int(run(keeper)[1]) == 8 and keeper.done
@@ -134,6 +173,12 @@ def test_metrics_are_numbers_of_python_numpy_and_jax(tmp_path: Path) -> None:
         ({"score": 0.5}, TypeError, "Keeper: score: got a float; expected a function of 1 argument, .sums."),
         ({"epochs": "3"}, ValueError, "Keeper: epochs: got '3'; expected an int >= 0"),
         ({"patience": -1}, ValueError, "Keeper: patience: got -1; expected an int >= 0"),
+        ({"files": "train.txt"}, TypeError, r"Keeper: files: got 'train.txt'; expected a list of paths. Write files=\[path\]"),
+        ({"facts": ["a"]}, TypeError, "Keeper: facts: got a list; expected a dict"),
+        ({"facts": {"run": 1}}, ValueError, "facts: got 'run'; expected other names than format, run, files, sha256"),
+        ({"facts": {"a": np.ones(2)}}, TypeError, "facts: Object of type ndarray .* expected what JSON stores. Write float"),
+        ({"steps": 3}, ValueError, r"Keeper: steps: got 3 with a loader of 6 .*expected .* Write Loader\(graphs, n, steps=1\)"),
+        ({"every": 2}, ValueError, "Keeper: every: got 2 with a loader of 6 steps in a dispatch"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, how: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -252,7 +297,7 @@ def test_a_pipe_is_not_a_checkpoint(tmp_path: Path, name: str) -> None:
 
 
 def test_one_keeper_at_a_time_has_a_folder(tmp_path: Path) -> None:
-    (tmp_path / ".last.npz.0123.tmp").write_bytes(b"half")
+    (tmp_path / ".last.npz.0123456789ab.tmp").write_bytes(b"half")
     with keep(tmp_path):
         assert not list(tmp_path.glob(".*.tmp"))  # of a save that was killed
         with pytest.raises(cavs.data.KeeperError, match=f"process {os.getpid()} on .* is training in it. Wait until it ends"):

@@ -382,6 +382,7 @@ def test_the_largest_batch_is_one_that_fits_its_shape():
     [
         (4, {"parts": 0}, "Loader: parts: got 0; expected an int >= 1 or None"),
         (4, {"parts": 3}, "Loader: batches: got 4 for 3 parts; expected a multiple of their number. Write batches=6."),
+        (9, {"parts": 3}, "batches: got 9 with 8 graphs for 3 parts; expected a multiple of their number. Write batches=6, "),
         (6, {"parts": 3}, "Loader: last: got 'short' with a last batch of 2 graphs for 3 parts"),
         ([[0, 1, 2]], {"parts": 2}, "Loader: batches: got a batch of 3 graphs for 2 devices or parts"),
     ],

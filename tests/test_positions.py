@@ -1,6 +1,8 @@
 """Positions of loaders: of iterators, which loops continue, and on several devices. Restored loaders yield the same bits."""
 
+import copy
 import itertools
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,3 +94,15 @@ def test_a_position_of_several_devices_is_one_of_one_device() -> None:
     for ends in (np.cumsum([len(some) for some in epoch.order]).tolist() for epoch in (one, several)):
         for done in [0, *ends]:
             assert np.concatenate([*one.after(done).order, []]).tolist() == order[done:]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("how", [{"steps": 2, "ahead": 1}, {"seed": None, "parts": 3, "steps": 1, "last": "drop"}], ids=str)
+def test_a_copy_continues_where_its_loader_is(copied: Any, how: dict[str, Any]) -> None:
+    loader, whole = (cavs.data.Loader(GRAPHS, 3, **how) for _ in range(2))
+    assert received(copied(loader)) == received(loader) == received(whole)
+    batches = next(iter(loader))
+    other = copied(loader)
+    assert other.state() == loader.state() and (done := other.batch) > 0
+    assert received(other) == received(whole)[done:]
+    assert received([copied(batches)]) == received([batches])

@@ -51,6 +51,19 @@ def test_one_process_trains_in_a_folder(run, tmp_path, capsys):
     assert [path.name for path in (tmp_path / "empty").iterdir()] == [".lock"]
 
 
+def test_folders_of_runs_have_names_of_their_own_beside_others(run, tmp_path, capsys):
+    """A file `.data.jsonl` was trained in `runs/` itself. Below a link to nothing, a free name was searched for ever."""
+    (tmp_path / "t.jsonl").rename(".data.jsonl")
+    for folder in ("data", "data-2"):
+        assert cli.main(["train", ".data.jsonl", *SMALL, "--epochs", "1"]) == 0
+        assert f"runs/{folder}/curve.png" in capsys.readouterr().out and Path("runs", folder, "last.npz").exists()
+    assert cli.main(["train", ".data.jsonl", *SMALL, "--epochs", "1", "--out", "a [red] b"]) == 0
+    assert "training curve: 'a [red] b', 'a [red] b'/curve.png" in capsys.readouterr().out
+    Path("link").symlink_to("nowhere")
+    with pytest.raises(FileExistsError):
+        cavs.data.new_folder("link/a")
+
+
 # ---- files that cannot be written ----
 
 
@@ -159,6 +172,27 @@ def test_arrays_that_would_fill_the_memory_are_refused(run, capsys):
         (run / "best.npz").write_bytes(data)
         code, error = fails(capsys, "predict", "run", "t.jsonl")
         assert code == 2 and "run/best.npz is damaged" in error
+
+
+def test_a_run_whose_output_is_closed_says_how_to_resume(run, monkeypatch, capsys):
+    """As with `cavs train | head`: the run ended without a word."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        assert cli.main(["train", "--resume", "run", "--epochs", "3"]) == 1
+    error = capsys.readouterr().err
+    assert "standard output cannot be written or read (Broken pipe). Training stopped. The last save is intact." in error
+    monkeypatch.setattr("sys.stdout", None)
+    assert cli.main(["predict", "run", "t.jsonl"]) == 0
+
+
+def test_characters_that_the_output_lacks_are_escaped(run, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    Path("t.jsonl").write_text('{"children": [[]], "inputs": ["\\u4e2d"]}')
+    assert cli.main(["predict", "run", "t.jsonl"]) == 0
+    assert out.buffer.getvalue().endswith(b"\t\\u4e2d\n")
 
 
 def test_control_characters_are_escaped(run, capsys):

@@ -109,6 +109,30 @@ def test_prediction_accepts_plain_text_and_unseen_letters(run, capsys):
     assert [line[2] for line in lines[:4]] == ["O", "O", "B-PER", "I-PER"]
 
 
+def test_words_of_plain_text_are_not_lost_as_tags(run, capsys):
+    """Lines of equally many words with a blank line between them look like columns: the last words were taken for tags."""
+    path = run / "pairs.txt"
+    path.write_text("New York\n\nSan Francisco\n")
+    assert cli.main(["predict", str(run / "run"), str(path)]) == 2
+    assert "with the tags 'York', 'Francisco', none of which the model has; expected" in capsys.readouterr().err
+    path.write_text("York NNP O\n\nParis NNP B-LOC\n")
+    assert cli.main(["predict", str(run / "run"), str(path)]) == 0
+    assert [line.split("|")[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["0\tYork", "1\tParis"]
+
+
+def test_files_without_the_column_of_the_training_data_are_tagged(tmp_path, capsys):
+    columns, parsed = tmp_path / "a.tsv", tmp_path / "a.conllu"
+    columns.write_text("York\tNNP\tO\n\n" * 4)
+    parsed.write_text("1\tYork\t_\tPROPN\tNNP\t_\t0\troot\t_\t_\n\n" * 4)
+    small = ["--program", "bilstm", "--hidden", "4", "--embedding-size", "4", "--epochs", "1"]
+    for path, column, other in ((columns, "2", parsed), (parsed, "xpos", columns)):
+        folder = str(tmp_path / column)
+        assert cli.main(["train", "--task", "tag", str(path), "--column", column, *small, "--out", folder]) == 0
+        capsys.readouterr()
+        assert cli.main(["predict", folder, str(other)]) == 0
+        assert capsys.readouterr().out.splitlines()[1:] == [f"{i}\tYork|NNP" for i in range(4)]
+
+
 @pytest.mark.parametrize(
     ("size", "given", "message"), [(4, None, ""), (4, 4, ""), (3, None, "--embeddings: got vectors of size 3")]
 )

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -133,7 +134,7 @@ def a_file(path: Path, count: int, seed: int, on: str) -> str:
         words = rng.choice(["a", "b"], rng.integers(2, 6)).tolist()
         sums = np.cumsum([w == "a" for w in words]).astype(float)
         graph = {"children": [[], *([i] for i in range(len(words) - 1))], "inputs": words}
-        graph |= {"label": 0.5 + sums[-1]} if on == "graph" else {"labels": (0.5 + sums).tolist()}
+        graph |= {"label": 0.5 + sums[-1], "x": [1] * len(words)} if on == "graph" else {"labels": (0.5 + sums).tolist()}
         graph |= {} if on == "graph" else {"edge_attr": [0.5] * sum(map(len, graph["children"]))}
         lines.append(json.dumps(graph))
     path.write_text("\n".join(lines))
@@ -148,6 +149,7 @@ def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
     assert cli.main(["train", "--task", "regress", train, more, "--dev", test, *flags, "--out", out]) == 0
     text = capsys.readouterr().out
     assert "graphs: 80 train" in text and ("numbers of edges, which no --program reads" in text) == (on == "vertex")
+    assert ("features of vertices, which no --program reads" in text) == (on == "graph")
     assert cli.main(["train", "--resume", out, "--epochs", "26"]) == 0
     assert cli.main(["train", "--resume", out]) == 0
     assert "nothing is left to train within --epochs 26" in capsys.readouterr().out
@@ -177,6 +179,20 @@ def test_files_with_and_without_fractions_are_joined(key, whole, part, tmp_path)
     data = Regression.read(RegressionOptions(train=tuple(files), dev=files[0]))
     at = "graph" if key == "label" else "all"
     np.testing.assert_array_equal(targets(data.parts["train"], at), [1, 0.5] if key == "label" else [1, np.nan, 0.5, 2])
+
+
+def test_targets_far_from_zero_keep_their_differences(tmp_path):
+    """Such as times in seconds. Rounded to 32 bits before their mean was subtracted, all were equal, and their RMSE 0."""
+    sums = []
+    for shift in (0, 1.75e9):
+        lines = [{"children": [[], [0]], "label": shift + i} for i in range(8)]
+        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        options = RegressionOptions(train=(str(tmp_path / "t.jsonl"),), hidden=4)
+        data = Regression.read(options)
+        recipe = Regression(options, data.facts)
+        batch = next(iter(recipe.in_order(data.parts["train"])))
+        sums.append({k: float(x) for k, x in recipe.sums(recipe.init(jax.random.key(0)), batch).items()})
+    assert sums[1] == pytest.approx(sums[0]) and sums[0]["square"] > 1
 
 
 def test_equal_targets_have_no_r2(tmp_path, capsys):

@@ -101,20 +101,27 @@ def inner_reads(graphs: cavs.Graphs) -> bool:
     return graphs.input_id is not None and bool(((graphs.input_id >= 0) & (graphs.height > 0)).any())
 
 
-def check_fit(name: str, graphs: cavs.Graphs, where: str, arity: int | None = None) -> None:
-    """Raises a `ProgramError` that names a vertex, and the programs that fit, if a program cannot run these graphs."""
+def check_fit(name: str, graphs: cavs.Graphs, where: str, program: Any = None) -> None:
+    """Raises a `ProgramError` that names a vertex, and the programs that fit, if a program cannot run these graphs.
+
+    Args:
+        name: The name of the program.
+        graphs: The graphs.
+        where: Where they are from, for the message.
+        program: The program, if it was created: it may take fewer children, or inputs at leaves only.
+    """
     entry, fan_in = PROGRAMS[name], np.diff(graphs.child_offsets)
-    limit = entry.arity if arity is None else arity
+    limit, leaves_only = getattr(program, "arity", entry.arity), getattr(program, "leaf_inputs_only", entry.leaves_only)
     reads = inner_reads(graphs)
     fit = [
         other
         for other, e in PROGRAMS.items()
-        if (e.arity is None or e.arity >= graphs.max_fan_in) and not (e.leaves_only and reads)
+        if other != name and (e.arity is None or e.arity >= graphs.max_fan_in) and not (e.leaves_only and reads)
     ]
     if limit is not None and graphs.max_fan_in > limit:
         row = int(np.argmax(fan_in > limit))
         got, expected = f"{fan_in[row]} children", f"at most {limit}"
-    elif entry.leaves_only and reads:
+    elif leaves_only and reads:
         assert graphs.input_id is not None
         row = int(np.argmax((graphs.input_id >= 0) & (graphs.height > 0)))
         got, expected = "an input", "inputs only at leaves"

@@ -41,6 +41,10 @@ class Batches(Generic[Batch]):
     filled: Any = None
     _loader: weakref.ref[Any] | None = dataclasses.field(default=None, init=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles are of no loader."""
+        return vars(self) | {"_loader": None}
+
     @property
     def loader(self) -> Any:
         """The loader, while it exists; else `None`."""

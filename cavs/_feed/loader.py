@@ -80,7 +80,7 @@ class Loader(Generic[Yielded]):
     the first one, and a smaller last batch has one of its own. Larger shapes are for batches that may never come.
 
     The order of an epoch depends on `seed` and the number of the epoch alone. `state` returns the position and `restore`
-    continues from it, with the same batches bit for bit, also in another process.
+    continues from it, with the same batches bit for bit, also in another process. So does a copy, or a pickle, of a loader.
 
     After a `break` or an exception, the next loop starts the next epoch. A loader runs one loop at a time.
 
@@ -190,6 +190,7 @@ class Loader(Generic[Yielded]):
         shuffle: bool = True,
         **others: Any,
     ):
+        self._arguments = {name: x for name, x in locals().items() if name not in ("self", "others")}
         refuse_others(others, inspect.signature(type(self)).parameters)
         if not isinstance(shuffle, bool):
             raise TypeError(f"Loader: shuffle: got {shuffle!r}; expected True or False.")
@@ -220,6 +221,10 @@ class Loader(Generic[Yielded]):
         self._plans = EpochPlans()
         self._programs: set[tuple[int, int, bool]] | None = None  # of the epochs so far
         self._told = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles, such as those for another process, are created anew and continue at the position."""
+        return _copied, (type(self), self._arguments, self.state())
 
     def __len__(self) -> int:
         """Returns the number of batches of an epoch.
@@ -377,6 +382,12 @@ class Loader(Generic[Yielded]):
             f"  epoch {self.epoch}, batch {self.batch}; {share}",
         ]
         return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])
+
+
+def _copied(kind: type[Loader], arguments: dict[str, Any], position: dict[str, int]) -> Loader:
+    loader = kind(**arguments)
+    loader.restore(position)
+    return loader
 
 
 def _planned_after(number: int, loader: "weakref.ref[Loader]") -> Iterator[Epoch]:

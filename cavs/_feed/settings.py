@@ -215,8 +215,8 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
     if isinstance(batches, int):
         # If padded, all devices or parts get the same number of graphs, also of few samples.
         few = -(-samples // settings.units) * settings.units if settings.last == "pad" else samples
-        settings = settings._replace(batches=min(batches, few))
         _check_dealt(settings, min(batches, few), samples)
+        settings = settings._replace(batches=min(batches, few))
     if settings.collate is None and any(m.graphs.x is not None for m in members):
         settings = settings._replace(collate=with_rows)
     return settings if settings.ahead is not None else settings._replace(ahead=AHEAD if settings.target.is_gpu else 0)
@@ -231,10 +231,10 @@ def _check_dealt(settings: Settings, batch: int, samples: int) -> None:
             f"leaves out vertices whose label is -1, or fewer {noun}."
         )
     if batch % units:
-        raise ValueError(
-            f"Loader: batches: got {batch} for {units} {noun}; expected a multiple of their number. Write "
-            f"batches={-(-batch // units) * units}."
-        )
+        few = f" with {counted(samples, 'graph')}" * (batch != settings.batches)
+        got = f"got {settings.batches}{few} for {units} {noun}"
+        write = f"batches={batch // units * units}, or last='pad'" if few else f"batches={-(-batch // units) * units}"
+        raise ValueError(f"Loader: batches: {got}; expected a multiple of their number. Write {write}.")
     if settings.last == "short" and samples % batch % units:
         raise ValueError(
             f"Loader: last: got 'short' with a last batch of {counted(samples % batch, 'graph')} for {units} {noun}; expected "

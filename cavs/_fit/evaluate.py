@@ -83,7 +83,7 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
 
     Raises:
         TypeError: `fun` is no function of two arguments, or returns something else; or `loader` is no loader.
-        ValueError: metrics differ between the devices of a mesh.
+        ValueError: metrics differ between the devices of a mesh; or the loader was restored within an epoch.
     """
     _check("evaluate", fun, loader)
     sums, pending, compiled = {}, PendingSums(), _compiled(fun)
@@ -121,7 +121,8 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
 
     Raises:
         TypeError: `fun` is no function of two arguments, or `loader` no loader.
-        ValueError: `rows` is invalid; the loader has a mesh, parts, or an iterator of batches; or `fun` returns other rows.
+        ValueError: `rows` is invalid; the loader has a mesh, parts, or an iterator of batches, or was restored within an epoch;
+            or `fun` returns other rows.
     """
     _check("predict", fun, loader)
     if rows not in ROWS:
@@ -151,11 +152,16 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
 
 
 def _check(function: str, fun: Any, loader: Any) -> None:
-    """Raises `TypeError` if `fun` or `loader` is another argument of `function`."""
+    """Raises `TypeError` if `fun` or `loader` is another argument of `function`, `ValueError` if a part of an epoch is left."""
     if not isinstance(loader, Loader):
         raise TypeError(
             f"{function}: loader: got a {type(loader).__name__}; expected a cavs.data.Loader. Write {function}(fun, params, "
             "loader)."
+        )
+    if loader._restored and loader.batch:
+        raise ValueError(
+            f"{function}: loader: got one that was restored to batch {loader.batch} of an epoch, whose rest is not all data; "
+            "expected one at the begin of an epoch. Write cavs.data.Loader(graphs, 64, shuffle=False)."
         )
     check_takes(f"{function}: fun", fun, "params", "batch", write=f"{function}(fun, params, loader)")
 

@@ -26,6 +26,7 @@ from cavs._fit.kept import (
     Evaluated,
     KeeperError,
     NextEpoch,
+    checked_facts,
     fingerprint,
     in_step,
     locked,
@@ -119,12 +120,19 @@ class Keeper:
                 "Keeper(folder, loader, score, epochs=20)."
             )
         check_takes("Keeper: score", score, "sums")
+        if isinstance(files, str | os.PathLike):
+            raise TypeError(f"Keeper: files: got {files!r}; expected a list of paths. Write files=[path].")
         for name, got in {"epochs": epochs, "steps": steps, "patience": patience, "every": every}.items():
             if isinstance(got, bool) or not isinstance(got, int) or got < 0:
                 raise ValueError(f"Keeper: {name}: got {got!r}; expected an int >= 0.")
+            if got and name in ("steps", "every") and loader.steps > 1:
+                raise ValueError(
+                    f"Keeper: {name}: got {got} with a loader of {loader.steps} steps in a dispatch, after which the loop can "
+                    "stop; expected one of single steps. Write Loader(graphs, n, steps=1)."
+                )
         self.folder, self._loader, self._score = Path(folder), loader, score
         self._epochs, self._limit, self._patience, self._every = epochs, steps, patience, every
-        self._facts, self._files = dict(facts or {}), files
+        self._facts, self._files = checked_facts({} if facts is None else facts), files
         self.history: list[Evaluated] = []
         self.notes: list[str] = []
         self.stopped: int | None = None
@@ -187,7 +195,15 @@ class Keeper:
         return state
 
     def __iter__(self) -> Iterator[PyTree]:
-        """Yields the batches of the rest of all epochs, until the run is done or stopped."""
+        """Yields the batches of the rest of all epochs, until the run is done or stopped.
+
+        Raises:
+            RuntimeError: `restore` was not called, without which the run could not be continued.
+        """
+        if not self._run:
+            raise RuntimeError(
+                "Keeper: got a loop before restore; expected it first, to name the run. Write state = keeper.restore(state)."
+            )
         self._begun = self._saved = time.monotonic()
         while not (self.done or self.stopped):
             for batches in self._loader:
@@ -272,9 +288,9 @@ class Keeper:
             self._sums, self._seconds = {}, 0.0
         if is_best := self.best is record:
             self._write(BEST, state if best is None else best)
-        self.save(state)
-        if writes():
+        if writes():  # before the save: a run that is killed between the two evaluates again, and writes both
             write_whole(self.folder / HISTORY, json.dumps(self.history, indent=1).encode())
+        self.save(state)
         self._begun = time.monotonic()
         return is_best
 

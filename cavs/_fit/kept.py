@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypedDict
@@ -35,6 +35,7 @@ except ImportError:  # on Windows, where folders are not locked
 FACTS, HISTORY, LAST, BEFORE, BEST = "model.json", "history.json", "last.npz", "last-before.npz", "best.npz"
 ABOUT = "[1]"  # the array of a checkpoint with its JSON
 FORMAT = 3  # of FACTS
+OWN = ("format", "run", "files", "sha256")  # what FACTS has besides the facts of the user
 # The errors of file systems without locks, where folders are not locked either.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -69,7 +70,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
-        for left in folder.glob(".*.tmp"):  # from a process that was killed during a save
+        for left in folder.glob(f".*.{'[0-9a-f]' * 12}.tmp"):  # from a process that was killed during a save
             left.unlink(missing_ok=True)
         yield
 
@@ -81,10 +82,11 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
         OSError: the folder cannot be created.
     """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     for folder in itertools.chain([path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))):
         # `mkdir` is atomic, so two runs that start together get different folders.
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder
     raise AssertionError
 
@@ -93,6 +95,25 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checked_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts of the user as JSON has them: the keys of dicts are texts.
+
+    Raises `TypeError` or `ValueError`, which name `Keeper`, if JSON cannot store them, or they have a name of `OWN`.
+    """
+    if not isinstance(facts, Mapping):
+        raise TypeError(f"Keeper: facts: got a {type(facts).__name__}; expected a dict.")
+    if taken := [name for name in OWN if name in facts]:
+        raise ValueError(
+            f"Keeper: facts: got {taken[0]!r}; expected other names than {', '.join(OWN)}, which {FACTS} has already."
+        )
+    try:
+        return json.loads(json.dumps(dict(facts)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"Keeper: facts: {error}; expected what JSON stores. Write float(x), or x.tolist() for arrays."
+        ) from error
 
 
 def write_facts(path: Path, facts: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.arguments import optional_module
+from cavs._graphs.checks import check_order
 from cavs._readers.source import printable
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ConfusionMatrix:
         Raises:
             ValueError: the arrays have other lengths, or a row that counts has a number that is no index of `labels`.
         """
+        check_order("ConfusionMatrix.of: labels", labels)
         true, predicted, size = np.asarray(true), np.asarray(predicted), len(labels)
         if true.shape != predicted.shape:
             got = f"shape {predicted.shape}, and true of {true.shape}"

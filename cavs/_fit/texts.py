@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from cavs._graphs.checks import check_order
 from cavs._graphs.graphs import Graphs
 
 
@@ -52,6 +53,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
             f"with_labels: graphs: got graphs {'without labels' if graphs.label is None else 'whose labels have no names'}; "
             "expected label and label_names. Write graphs.replace(label_names=('negative', 'positive'))."
         )
+    check_order("with_labels: labels", labels)
     index = {name: i for i, name in enumerate(labels)}
     if missing := [name for name in graphs.label_names if name not in index]:
         raise ValueError(
@@ -74,16 +76,22 @@ def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, 
     Raises:
         ValueError: the graphs have no words.
     """
-    if graphs.vocab is None or graphs.input_id is None:
-        raise ValueError(
-            "vocabulary: graphs: got graphs without words; expected vocab and input_id, as cavs.read returns them for texts. "
-            "Write graphs.replace(vocab=words, input_id=numbers)."
-        )
-    counts = np.bincount(graphs.input_id[graphs.input_id >= 0], minlength=len(graphs.vocab))
+    ids, names = _named_inputs(graphs, "vocabulary")
+    counts = np.bincount(ids[ids >= 0], minlength=len(names))
     kept = counts >= min_count
     if size:
         kept &= np.isin(np.arange(len(counts)), np.argsort(-counts, kind="stable")[: max(0, size - len(special))])
-    return [*dict.fromkeys((*special, *(word for word, keep in zip(graphs.vocab, kept.tolist(), strict=True) if keep)))]
+    return [*dict.fromkeys((*special, *(word for word, keep in zip(names, kept.tolist(), strict=True) if keep)))]
+
+
+def _named_inputs(graphs: Graphs, function: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The words of the vertices, and their names. Raises `ValueError` if the graphs have none."""
+    if graphs.vocab is None or graphs.input_id is None:
+        raise ValueError(
+            f"{function}: graphs: got graphs without words; expected vocab and input_id, as cavs.read returns them for texts. "
+            "Write graphs.replace(vocab=words, input_id=numbers)."
+        )
+    return graphs.input_id, graphs.vocab
 
 
 def graph_of(graphs: Graphs) -> np.ndarray:
@@ -93,8 +101,8 @@ def graph_of(graphs: Graphs) -> np.ndarray:
 
 def words_of(graphs: Graphs) -> list[str]:
     """The word of each vertex, "" if it reads nothing."""
-    assert graphs.vocab is not None and graphs.input_id is not None
-    return [*map([*graphs.vocab, ""].__getitem__, graphs.input_id.tolist())]
+    ids, names = _named_inputs(graphs, "words_of")
+    return [*map([*names, ""].__getitem__, ids.tolist())]
 
 
 def sentences_of(graphs: Graphs) -> list[str]:

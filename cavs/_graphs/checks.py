@@ -13,12 +13,24 @@ from cavs._graphs.flat import heights, offsets
 INT32_MAX = 2**31 - 1
 
 
+def array_of(name: str, value: ArrayLike | Iterable[int]) -> np.ndarray:
+    """Returns `value` as an array. Raises `ValueError` if it is lists of different lengths."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        argument = name.rpartition(" ")[2]
+        raise ValueError(
+            f"{name}: got lists or arrays of different shapes; expected one array, or rows of one shape. For a list of one "
+            f"array per graph write np.concatenate({argument})."
+        ) from error
+
+
 def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.int64) -> np.ndarray:
     """Returns `value` as a 1-d array of `dtype`.
 
     Raises `ValueError` if `value` is not a 1-d array of integers, or does not fit `dtype`. The message begins with `name`.
     """
-    array = np.asarray(value)
+    array = array_of(name, value)
     if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
         names = array.dtype.kind in "UO" and array.ndim == 1
         hint = " Number the names: write names, ids = np.unique(array, return_inverse=True)." if names else ""
@@ -115,6 +127,7 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
     Raises `ValueError` and `TypeError` as `Graphs.build` does.
     """
     num_vertices, label = int(vertex_offsets[-1]), fields.get("label")
+    label = None if label is None else array_of("label", label)
 
     def ids(name: str, names: tuple[str, ...] | None) -> np.ndarray | None:
         if fields.get(name) is None:
@@ -135,6 +148,7 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
             raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
         if isinstance(given, set | frozenset):
             raise TypeError(f"{name}: got a set, whose order is another one in each process; expected a list of names.")
+        check_order(name, given)
         names[name] = None if given is None else tuple(given)
         if other := [x for x in names[name] or () if not isinstance(x, str)]:
             got = f"{other[0]!r:.40} among the names"
@@ -150,6 +164,17 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
     }
 
 
+def check_order(name: str, given: object) -> None:
+    """Raises `ValueError` for a dict from names to other numbers than their places, which number the names."""
+    numbers = [*given.values()] if isinstance(given, Mapping) else []
+    if all(isinstance(i, int | np.integer) for i in numbers) and numbers != [*range(len(numbers))]:
+        argument = name.rpartition(" ")[2]
+        raise ValueError(
+            f"{name}: got a dict whose numbers are not 0, 1, 2, ... in its order; expected a list of names, whose places are "
+            f"their numbers. Write sorted({argument}, key={argument}.get) if the numbers of the dict are 0, 1, 2, ..."
+        )
+
+
 def are_ids(label: ArrayLike | None) -> bool:
     """Whether labels are one integer per vertex, rather than numbers of another dtype or arrays."""
     return label is None or np.ndim(label) == 1 and (np.size(label) == 0 or np.issubdtype(np.asarray(label).dtype, np.integer))
@@ -159,7 +184,7 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
     """Validates labels that are no ids, values of edges or features: (count, ...) numbers of any dtype, or `None`."""
     if value is None:
         return None
-    array, what = np.asarray(value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
+    array, what = array_of(name, value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
     if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
         hint = " Number the names: write label_names, label = np.unique(array, return_inverse=True)." if name == "label" else ""
         raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.{hint}")
@@ -179,7 +204,7 @@ def checked_index(index: Index, count: int) -> slice | np.ndarray:
     Returns a slice of step 1 with 0 <= start <= stop <= count, or graph numbers (K,) int64 from 0 to count - 1. Raises
     `IndexError` if a graph number is out of range, or the index is of another type or shape.
     """
-    if isinstance(index, (int, np.integer)):
+    if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
         i = int(index)
         if not -count <= i < count:
             raise IndexError(f"index: got graph {i}; expected an index into {counted(count, 'graph')}.")

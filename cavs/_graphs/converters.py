@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import are_ids, check_total, checked_fields, integers, vertex_at
+from cavs._graphs.checks import are_ids, array_of, check_total, checked_fields, integers, vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.flat import children_of_parents, offsets
 from cavs._graphs.graphs import Graphs
@@ -154,7 +154,7 @@ def edges_to_graphs(
     fields = dict(fields)
     edge_attr = fields.pop("edge_attr")
     if edge_attr is not None:
-        edge_attr = np.asarray(edge_attr)
+        edge_attr = array_of(f"{names.function}: edge_attr", edge_attr)
         if edge_attr.shape[:1] != parent.shape:
             raise ValueError(
                 f"{names.function}: edge_attr: got shape {edge_attr.shape}; expected ({len(parent)}, ...), one row per edge, "

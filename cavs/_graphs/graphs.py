@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, check_order, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.flat import heights, number_names, offsets, ranges
 from cavs._graphs.pytree import PyTree
@@ -303,6 +303,7 @@ class Graphs:
         if not isinstance(vocab, Iterable) or isinstance(vocab, str | set | frozenset):  # a set has an order of each process
             got = f"{vocab!r:.60}"
             raise TypeError(f"with_vocab: vocab: got {got}; expected a list of words. Write with_vocab(train.vocab).")
+        check_order("with_vocab: vocab", vocab)
         vocab = tuple(vocab)
         if other := [word for word in vocab if not isinstance(word, str)]:
             got = f"{type(other[0]).__name__} among the words"
@@ -439,9 +440,11 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
         if all(x == own[0] for x in own):
             continue
         if not renumber or None in own:
-            hint = "" if renumber else " Write cavs.Graphs.concat([graphs, other]), which numbers them anew"
-            hint += ", or graphs + other.with_vocab(graphs.vocab)" * (bool(hint) and names == "vocab")
-            raise ValueError(f"{what}: got different {names}; expected the same in all.{hint}{'.' * bool(hint)}")
+            hint = "cavs.Graphs.concat([graphs, other]), which numbers them anew"
+            hint += ", or graphs + other.with_vocab(graphs.vocab)" * (names == "vocab")
+            if renumber:  # numbers without names beside names
+                hint = f"graphs.replace({names}=names), or cavs.data.named(graphs), for those without {names}"
+            raise ValueError(f"{what}: got different {names}; expected the same in all. Write {hint}.")
         new, distinct = number_names([*chain.from_iterable(own)])
         fields[names] = tuple(distinct)
         tables = np.split(new, np.cumsum([len(x) for x in own])[:-1])

@@ -37,7 +37,8 @@ def read(path: Path | Sequence[Path]) -> Graphs:
     | `.npz` | [`cavs.io.load_npz`][] |
 
     Each file gets its own vocabulary. To give a development or test set the word ids of the training set, write
-    `dev = cavs.read("dev.txt").with_vocab(train.vocab)`.
+    `dev = cavs.read("dev.txt").with_vocab(train.vocab)`. If labels have names, [`cavs.data.with_labels`][] gives them the
+    numbers of the training set.
 
     Args:
         path: the file; or a list of files, whose graphs are joined by [`cavs.Graphs.concat`][].

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import io
 import json
 import os
 import re
@@ -95,6 +96,8 @@ def main(kind: type[Recipe], arguments: Sequence[str] | None = None) -> NoReturn
 
 def run(command: str, words: list[str], kind: type[Recipe] | None, program: str) -> int:
     """Runs a command, and prints its errors in one line. Returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that its encoding lacks are escaped, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return COMMANDS[command](words, kind, program)
     except cavs.vertex_programs.ProgramError as error:
@@ -269,7 +272,7 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
         if given.out is None:
             for line in lines:
                 print(line)
-            sys.stdout.flush()
+            print(end="", flush=True)
         else:
             text = "".join(f"{line}\n" for line in lines)
             with written(given.out):

@@ -1,9 +1,12 @@
 """The output of a run: a progress bar, a line per epoch, tables, pictures, and the commands that the user may write next."""
 
 import contextlib
+import errno
 import json
 import math
+import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,14 +21,27 @@ import cavs
 from cavs.recipes._data import PARTS
 from cavs.recipes._options import Mistake
 
+# Fields of graphs that no ready program reads, what they are, and how a program of the user reads them.
+UNREAD = (
+    ("edge_attr", "edges: the files have numbers of edges", "v.gather_all(fn, edges=True), and cavs.run(..., edges=...)"),
+    ("x", "x: the files have features of vertices", "v.pull(), and cavs.run(F, params, sched, x)"),
+)
 SAY_EVERY = 30.0  # seconds after which a log without a progress bar gets a line within an epoch
+
+
+class _Output(Console):
+    """A console that raises an error if its reader has ended; rich ends the program without a word."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it ends
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), "standard output")
 
 
 class Messages:
     """The messages of a `Run`. `command`: how the user starts cavs, such as `uv run cavs`."""
 
     def __init__(self, command: str, run: Any, keeper: Any):
-        self.console, self.command = Console(quiet=jax.process_index() > 0), command
+        self.console, self.command = _Output(quiet=jax.process_index() > 0), command
         self.run, self.keeper = run, keeper
         self._told = False  # whether `tuned` has printed its line
 
@@ -80,9 +96,9 @@ class Messages:
             self.print(f"memory of a training step: {parts} parts of {each}, {needed / 2**20:.1f} MiB compiled")
         if run.loader.seen:
             self.print(f"resuming {escape(str(keeper.folder))} at {self._place()}")
-        if getattr(run.data.parts["train"], "edge_attr", None) is not None:
-            how = "write a vertex function with v.gather_all(fn, edges=True), and train it with cavs.run(..., edges=...)"
-            self.print(f"edges: the files have numbers of edges, which no --program reads. To use them, {how}")
+        for field, what, how in UNREAD:
+            if getattr(run.data.parts["train"], field, None) is not None:
+                self.print(f"{what}, which no --program reads. To use them, write a vertex function with {how}")
         for note in (*run.data.notes, *keeper.notes):
             self.print(escape(note))
         if keeper.done:
@@ -108,7 +124,7 @@ class Messages:
     def stopped(self) -> None:
         """Says how to continue after Ctrl-C."""
         self.print(f"stopped at {self._place()}. Everything is saved. To resume, with the same result as without the stop:")
-        self.print(f"  {self.command} {self._resume()}")
+        self.print(escape(f"  {self.command} {self._resume()}"))
 
     def failure(self, error: BaseException) -> BaseException:
         """The error to raise for one of the system: what failed, and how to continue. Others are returned as they are."""
@@ -145,7 +161,7 @@ class Messages:
         whole = [record["seconds"] for record in keeper.history if float(record["epoch"]).is_integer()]
         speed = f"fastest epoch {min(whole):.2f} s of {len(run.loader)} steps; " if whole else ""
         self.print(f"{seconds:.0f} s in total; {speed}programs compiled for training: {run.step.compilations}")
-        self.print(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png")
+        self.print(escape(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png"))
         options, last = recipe.options, keeper.history[-1]
         more = f"--epochs {2 * math.ceil(max(options.epochs, last['epoch']))}"
         if options.max_steps and last["step"] >= options.max_steps:

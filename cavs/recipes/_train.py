@@ -133,7 +133,7 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
     if resume is not None and (before := cavs.data.read_run(resume))["facts"] != facts["facts"]:
         versions = f"{resume} was trained by cavs {before.get('cavs')}, this is cavs {facts['cavs']}"
         raise Mistake(f"--resume: {versions}; expected the same version and files.")
-    stem = Path(options.train[0]).name.split(".")[0] if options.train else "reviews"
+    stem = Path(options.train[0]).name.lstrip(".").split(".")[0] if options.train else "reviews"
     create = Path if out or jax.process_count() > 1 else cavs.data.new_folder  # all processes have one folder
     folder = resume or create(out or f"runs/{stem}")
     limits = {"epochs": options.epochs, "steps": options.max_steps, "patience": options.patience, "every": options.save_every}

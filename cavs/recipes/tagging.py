@@ -153,7 +153,7 @@ class Tagging(recipes.Recipe):
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
         if probabilities and not vertices:
             raise Mistake("--probabilities: got it without --vertices; expected both for a tagger: one line per word.")
-        graphs = cavs.io.read_tagged(path, self.options.column, labelled=False)
+        graphs = self._read_new(path)
         labels, p, words = self.facts["labels"], self.probabilities(params, graphs), cavs.data.words_of(graphs)
         best, spans = p.argmax(1), pairwise(graphs.vertex_offsets.tolist())
         for number, line in enumerate(_lines(path, graphs)):
@@ -175,6 +175,23 @@ class Tagging(recipes.Recipe):
             found["entities"] = self.entities(graphs, true, best, labels)
         return found
 
+    def _read_new(self, path: str) -> cavs.Graphs:
+        """Reads sentences, whose tags do not matter. Raises a `Mistake` if the tags in a `.txt` may be words of plain text."""
+        try:
+            graphs = cavs.io.read_tagged(path, self.options.column, labelled=False)
+        except cavs.io.FormatError:
+            raise
+        except ValueError:  # the file does not have the column of the training data
+            graphs = cavs.io.read_tagged(path, labelled=False)
+        tags = graphs.label_names or ()
+        if not tags or ".txt" not in Path(path).suffixes or {*tags} & {*self.facts["labels"]}:
+            return graphs
+        got = f"FILE: got {path} with the tags {', '.join(map(repr, tags[:5]))}, none of which the model has"
+        raise Mistake(
+            f"{got}; expected one of its tags, or plain text, one sentence per line, without blank lines and tabs. If they are "
+            "columns, call the file FILE.tsv."
+        )
+
     @classmethod
     def graphs(cls, path: str) -> cavs.Graphs:
         return cavs.io.read_tagged(path, labelled=False)
@@ -192,8 +209,9 @@ def _read(path: str, column: str | None, where: str) -> cavs.Graphs:
 
 def _lines(path: str, graphs: cavs.Graphs) -> list[bool]:
     """Whether each line of the output has a sentence. Blank lines of plain text, one sentence per line, keep their place."""
-    lines = [bool(line.strip()) for line in cavs.io.read_lines(path)] if ".conllu" not in Path(path).suffixes else []
-    return lines if sum(lines) == len(graphs) else [True] * len(graphs)
+    counts = [len(line.encode().split()) for line in cavs.io.read_lines(path)]  # bytes: only ASCII white space separates words
+    plain = [count for count in counts if count] == np.diff(graphs.vertex_offsets).tolist()
+    return [count > 0 for count in counts] if plain else [True] * len(graphs)
 
 
 if __name__ == "__main__":

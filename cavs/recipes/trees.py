@@ -9,7 +9,7 @@ To change the model, change `init` and `hidden`.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +117,17 @@ class Trees(recipes.Recipe):
     def probabilities(self, params: Any, graphs: cavs.Graphs, path: str) -> np.ndarray:
         """(V, C) the probabilities of the labels at every vertex."""
         known = graphs.with_vocab(self.facts["words"], UNKNOWN).replace(label=None, label_names=None)
-        vp.check_fit(self.facts["program"], known, f"FILE: {path}", getattr(self.program, "arity", None))
+        vp.check_fit(self.facts["program"], known, f"FILE: {path}", self.program)
         p = lambda params, batch: jax.nn.softmax(self.hidden(params, batch) @ params["w"] + params["b"][None])  # noqa: E731
         return cavs.data.predict(p, params, self.in_order(known))
 
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
-        graphs = self._read_new(path)
+        graphs, numbers = self._read_new(path)
         labels, p = self.facts["labels"], self.probabilities(params, graphs, path)
         graph, texts = cavs.data.graph_of(graphs), cavs.data.phrases_of(graphs) if vertices else cavs.data.sentences_of(graphs)
         for row in range(len(graph)) if vertices else np.flatnonzero(cavs.data.is_root(graphs)).tolist():
             g, best = int(graph[row]), int(p[row].argmax())
-            line = {"graph": g} | ({"vertex": row - int(graphs.vertex_offsets[g])} if vertices else {})
+            line = {"graph": numbers[g]} | ({"vertex": row - int(graphs.vertex_offsets[g])} if vertices else {})
             line |= {"label": labels[best], "probability": float(p[row, best]), "text": texts[row if vertices else g]}
             yield line | ({"probabilities": dict(zip(labels, p[row].tolist(), strict=True))} if probabilities else {})
 
@@ -149,12 +149,14 @@ class Trees(recipes.Recipe):
         found = {"roots": roots} if roots.count else {}
         return {"graphs": len(graphs)} | found | ({"vertices": vertices} if vertices.count > roots.count else {})
 
-    def _read_new(self, path: str) -> cavs.Graphs:
-        """Reads the graphs to predict. A model of chains also reads plain text, one sentence per line."""
-        if ".txt" not in Path(path).suffixes or (start := "\n".join(cavs.io.read_lines(path)).lstrip()[:60])[:1] in ("(", ""):
-            return recipes.read_graphs(path)
+    def _read_new(self, path: str) -> tuple[cavs.Graphs, Sequence[int]]:
+        """Reads the graphs to predict, and their numbers. A model of chains also reads plain text, one sentence per line."""
+        lines = cavs.io.read_lines(path) if ".txt" in Path(path).suffixes else []
+        if (start := "\n".join(lines).lstrip()[:60])[:1] in ("(", ""):
+            graphs = recipes.read_graphs(path)
+            return graphs, range(len(graphs))
         if vp.PROGRAMS[self.facts["program"]].arity == 1:
-            return cavs.io.read_text(path)
+            return cavs.io.read_text(lines), [number for number, line in enumerate(lines) if line.strip()]
         raise Mistake(
             f"FILE: got {path}, plain text that begins with {start.splitlines()[0]!r}; expected graphs, because the program "
             f"{self.facts['program']} reads trees or DAGs. Write each sentence as a tree in brackets, (2 (2 not) (1 bad))."
