@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -21,7 +20,7 @@ from cavs._engines.choose import choose_engine
 from cavs._engines.engine import Engine, Job
 from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
-from cavs._function.raw_keys import from_stored, key_impl, stored_aval
+from cavs._function.raw_keys import zeros
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.custom_rules import reverse_differentiable
@@ -97,7 +96,7 @@ def _forward(sweep: Sweep, by: Sweep) -> Callable[..., PyTree]:
             return outs, jax.tree.map(_as_bits, saved)
 
         def other(*args: PyTree) -> PyTree:
-            return by.primal(*args), jax.tree.map(_zeros, jax.eval_shape(one, *args)[1])
+            return by.primal(*args), jax.tree.map(zeros, jax.eval_shape(one, *args)[1])
 
         outs, saved = replaceable(one, other)(params, data, inputs, select)
         return outs, (saved, params, inputs)
@@ -125,11 +124,6 @@ def _as_bits(x: jax.Array) -> jax.Array | _Bits:
 
 def _from_bits(x: jax.Array | _Bits) -> jax.Array:
     return lax.bitcast_convert_type(x.bits, x.dtype) if isinstance(x, _Bits) else x
-
-
-def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
-    stored = stored_aval(x)
-    return from_stored(jnp.zeros(stored.shape, stored.dtype), key_impl(x))
 
 
 def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
