@@ -74,6 +74,33 @@ def cell(params: dict[str, jax.Array], v: cavs.Vertex) -> None:
     v.push(h)
 
 
+def test_loops_that_have_no_end_for_padding() -> None:
+    """Rows of a level that are not its task's, a branch that no vertex takes, and a kind without vertices in a batch."""
+
+    def steps(n: jax.Array) -> jax.Array:  # to 1; there is no end for 0
+        step = lambda s: (jnp.where(s[0] % 2 == 0, s[0] // 2, 3 * s[0] + 1), s[1] + 1)  # noqa: E731
+        return jax.lax.while_loop(lambda s: s[0] != 1, step, (n, jnp.int32(0)))[1]
+
+    def counted(_: Any, v: cavs.Vertex) -> None:
+        n = v.pull() if v.is_leaf() else v.gather_all(lambda s: s)
+        v.scatter(steps(n) + 1)
+        v.push(jax.lax.cond(n > 500, lambda n: steps(n // 1000), steps, n))
+
+    def plain(_: Any, v: cavs.Vertex) -> None:
+        v.scatter(v.gather_all(lambda s: s))
+        v.push(v.pull())
+
+    F, shapes = cavs.VertexFunction({"counted": counted, "plain": plain}, state=jax.ShapeDtypeStruct((), jnp.int32)), []
+    graphs = joined([random_binary_tree(9, seed) for seed in range(10)])
+    for count in (graphs[0].num_vertices, 0):
+        kind = np.arange(graphs.num_vertices) >= count
+        graphs = graphs.replace(kind=kind.astype(np.int32), kind_names=("counted", "plain"))
+        inputs = np.where(kind, 0, 1 + np.arange(len(kind)) % 7).astype(np.int32)
+        found = cavs.run(F, {}, cavs.schedule(graphs, shapes=shapes), inputs)
+        np.testing.assert_array_equal(found, cavs.interpret(F, {}, graphs, inputs))
+    assert len(shapes) == 1
+
+
 def test_labels_in_a_small_schedule_reach_no_gradient() -> None:
     """Zeros that XLA does not know are made from the integers of the schedule, whatever these are."""
     graphs, program = cavs.from_lengths([5], label=np.full(5, -1)), PROGRAMS["LSTM"]

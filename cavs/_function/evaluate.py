@@ -21,8 +21,9 @@ from cavs._function.children import (
 )
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of, domains
 from cavs._function.products import rows_times_matrix
-from cavs._function.raw_keys import from_stored, is_key, key_impl, to_stored
+from cavs._function.raw_keys import from_stored, is_key, key_impl, to_stored, zeros
 from cavs._jaxpr.choices import is_choice
+from cavs._jaxpr.costs import may_repeat
 from cavs._jaxpr.equations import bind, is_float, value_of, values
 from cavs._jaxpr.hold_back import barrier, late_zero
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, opened
@@ -56,7 +57,8 @@ def evaluate(
             0 .. `num_rows` - 1. Only read by equations between rows and edges.
         num_rows: number of rows. Only read by these equations.
         turned: transposes of weights, see `turned_weights`.
-        real: number of rows that are not padding, if some may be padding. `_stages.tensors` says what padding holds.
+        real: number of rows that are not padding, if some may be padding. `_stages.tensors` says what padding holds. If there
+            is none, loops whose length depends on values do not run, as they may never end for padding.
         fusion: if false, the compiler is kept from fusing equations.
         stored: whether the cotangents of products are stored, see `_stored_cotangent`.
         product: multiplies row values by a matrix, with the arguments of `rows_times_matrix`.
@@ -80,17 +82,23 @@ def evaluate(
             z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
         elif is_choice(eqn) and of[0] != STATIC and len(args[0]):
-            outs = _every_branch(eqn, args, of, product)
+            outs = _every_branch(eqn, args, of, real, product)
         else:
             axes = [0 if d != STATIC else None for d in of]
-            outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
+            run = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)
+            outs = run(*args) if real is None or may_repeat(eqn) else _if_any(real, run, args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
 
 
+def _if_any(real: jax.Array, run: Callable[..., list[jax.Array]], args: Sequence[jax.Array]) -> list[jax.Array]:
+    """Runs an equation if there is any real row. Returns zeros if there is none."""
+    return lax.cond(real > 0, run, lambda *args: list(map(zeros, jax.eval_shape(run, *args))), *args)
+
+
 def _every_branch(
-    eqn: Eqn, args: Sequence[jax.Array], of: Sequence[Domain], product: Callable[..., jax.Array]
+    eqn: Eqn, args: Sequence[jax.Array], of: Sequence[Domain], real: jax.Array | None, product: Callable[..., jax.Array]
 ) -> list[jax.Array]:
     """Runs every branch of a `cond` whose rows choose, and selects. `jax.vmap` of it would give each row weights of its own.
 
@@ -110,7 +118,7 @@ def _every_branch(
         ]
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *given), strict=True))
         domain = domains(jaxpr.eqns, dict(zip(jaxpr.invars, of[1:], strict=True)))
-        evaluate(jaxpr.eqns, env, domain, product=product)
+        evaluate(jaxpr.eqns, env, domain, real=some if real is None else some & (real > 0), product=product)
         found = [value_at(x, of[0], len(which), env, domain) for x in jaxpr.outvars]
         outs = [jnp.where(column(taken, x), x, before) for x, before in zip(found, outs, strict=True)] if outs else found
     return outs

@@ -33,3 +33,9 @@ def key_impl(x: Shaped) -> str | None:
 def stored_aval(x: Shaped) -> jax.ShapeDtypeStruct:
     """Returns the shape and dtype of `to_stored(x)`."""
     return jax.eval_shape(to_stored, jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+
+def zeros(x: Shaped) -> jax.Array:
+    """Returns zeros of a shape and dtype."""
+    stored = stored_aval(x)
+    return from_stored(jnp.zeros(stored.shape, stored.dtype), key_impl(x))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -22,7 +21,7 @@ from cavs._engines.choose import choose_engine
 from cavs._engines.engine import Engine, Job
 from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
-from cavs._function.raw_keys import from_stored, key_impl, stored_aval
+from cavs._function.raw_keys import zeros
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.empty import without_empty
@@ -101,7 +100,7 @@ def _forward(sweep: Sweep, by: Sweep, local: bool) -> Callable[..., PyTree]:
             return outs, jax.tree.map(lambda x: _Argument(place[id(x)]) if id(x) in place else _as_bits(x), saved)
 
         def other(*args: PyTree) -> PyTree:
-            return by.primal(*args), jax.tree.map(_zeros, jax.eval_shape(one, *args)[1])
+            return by.primal(*args), jax.tree.map(zeros, jax.eval_shape(one, *args)[1])
 
         outs, saved = replaceable(one, other, local=local)(params, data, inputs, select)
         return outs, (saved, params, inputs)
@@ -139,11 +138,6 @@ def _value(x: jax.Array | _Bits | _Argument, args: Arrays) -> jax.Array:
     if isinstance(x, _Argument):
         return args[x.place]
     return lax.bitcast_convert_type(x.bits, x.dtype) if isinstance(x, _Bits) else x
-
-
-def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
-    stored = stored_aval(x)
-    return from_stored(jnp.zeros(stored.shape, stored.dtype), key_impl(x))
 
 
 def _backward(sweep: Sweep, other: Callable[..., PyTree], local: bool) -> Callable[..., PyTree]:

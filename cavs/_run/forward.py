@@ -92,7 +92,7 @@ def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
     for k, (name, size, vertex) in enumerate(zip(kinds, shape.leaves, vertices, strict=True)):
         role = plan.leaf[name]
         block = leaf_block(role, size)
-        fn = leaf_function(role, block or size, stored=engine.one_launch)
+        fn = leaf_function(role, block or size, sched.leaf_count[k], stored=engine.one_launch)
         fixed = {i for i, v in enumerate(role.arguments) if v in role.fixed}
         if block:
             (s, y), vjp = with_vjp_in_blocks(fn, save, (given.params,), pulled, vertex, block, fixed)

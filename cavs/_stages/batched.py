@@ -20,10 +20,12 @@ from cavs._stages.tensors import Pulled, Rows, Values, get_rows, repeated
 Arrays: TypeAlias = list[jax.Array]
 
 
-def leaf_function(role: RoleProgram, size: int, stored: bool) -> Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]:
+def leaf_function(
+    role: RoleProgram, size: int, count: jax.Array, stored: bool
+) -> Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]:
     """Returns F at the leaves: (params, pulled rows) -> (states, pushes), for all `size` leaves of a kind.
 
-    `role`: F at leaves of one kind. `stored`: as in `evaluate`.
+    `role`: F at leaves of one kind. `count`: how many leaves of it there are. `stored`: as in `evaluate`.
     """
 
     def leaf(params: Arrays, pulled: Arrays) -> tuple[Arrays, Arrays]:
@@ -33,7 +35,7 @@ def leaf_function(role: RoleProgram, size: int, stored: bool) -> Callable[[Array
             | dict(zip(role.inputs, pulled, strict=True))
             | {role.num_children: jnp.zeros(size, jnp.int32)}
         )
-        evaluate(role.program.eqns, env, role.domain, stored=stored, product=large_product)
+        evaluate(role.program.eqns, env, role.domain, real=count, stored=stored, product=large_product)
         states, pushes = ([value_at(x, ROW, size, env, role.domain) for x in outs] for outs in (role.states, role.pushes))
         return states, pushes
 
@@ -106,7 +108,8 @@ def eager_function(
             owner = rows.inner_edges(rows.edge_owner)
             evaluate(part.eager.eqns, env, part.role.domain, owner, rows.size, real=rows.count, product=large_product)
         else:
-            evaluate(part.eager.eqns, env, part.role.domain, product=large_product)
+            count = None if rows is None else rows.count
+            evaluate(part.eager.eqns, env, part.role.domain, real=count, product=large_product)
         return [env[v] for v in part.eager.outs]
 
     return eager

@@ -16,13 +16,14 @@ from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import overwritten_rows
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
+from cavs._jaxpr.costs import may_repeat
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env
 from cavs._schedule.schedule import Shape
 from cavs._stages.batched import in_place
 from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval, together
 from cavs._stages.saved import Saved, Transpose
-from cavs._stages.tensors import Pulled, Rows, RowSpan, Values, Zeros, get_rows, window, write
+from cavs._stages.tensors import Pulled, Rows, RowSpan, Values, Zeros, get_rows, repeated, window, write
 from cavs.kernels import Target
 
 
@@ -107,13 +108,13 @@ class Scan(Engine):
             span = RowSpan(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
             segments = span.of_edges(rows.edge_owner) - first if kind.part.gathers_all else None
             before = _before(kind, span, tensors[k])
-            own, values = _computed(kind, span, states, segments, fusion, before)
+            count = {ROW: sched.task_size[t], EDGE: sched.task_edges[t]}
+            own, values = _computed(kind, span, states, segments, fusion, before, count)
             states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
             mine = []
             for n, (b, x, lv) in enumerate(zip(tensors[k], values, kind.level, strict=True)):
                 if n in kind.over:  # rows after the task's are read by later tasks
-                    count = sched.task_edges[t] if lv == EDGE else sched.task_size[t]
-                    which = (jnp.arange(x.shape[0]) < count).reshape(-1, *(1,) * (x.ndim - 1))
+                    which = (jnp.arange(x.shape[0]) < count[lv]).reshape(-1, *(1,) * (x.ndim - 1))
                     x = jnp.where(which, x, together([before[kind.over[n]]], x.shape[1:]))
                 mine.append(write(b, x, span.edge_start if lv == EDGE else span.start))
             return states, [mine if j == k else x for j, x in enumerate(tensors)]
@@ -146,13 +147,26 @@ class Scan(Engine):
 
 
 def _computed(
-    kind: _ForwardKind, span: RowSpan, states: Arrays, segments: jax.Array | None, fusion: bool, before: Env
+    kind: _ForwardKind,
+    span: RowSpan,
+    states: Arrays,
+    segments: jax.Array | None,
+    fusion: bool,
+    before: Env,
+    count: dict[Domain, jax.Array] | None,
 ) -> tuple[Arrays, Arrays]:
-    """Returns the states of the vertices of a span, and the values that are stored; `before`: eager rows of the span."""
+    """Returns the states of the vertices of a span, and the values that are stored.
+
+    `before`: eager rows of the span. `count`: how many of its rows, and of its edges, are not arbitrary; `None` for all.
+    """
     part, level = kind.part, kind.part.joint.domain
-    read = entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | before
-    env = kind.fixed | barred(read)
-    evaluate(kind.eqns, env, level, segments, span.size, kind.turned, fusion=fusion)
+    read = barred(entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | before)
+    real = None
+    if count is not None and not all(map(may_repeat, kind.eqns)):  # loops may never end for arbitrary rows
+        real = count[ROW]
+        read = {v: repeated(x, jnp.arange(x.shape[0]) < count[level[v]]) for v, x in read.items()}
+    env = kind.fixed | read
+    evaluate(kind.eqns, env, level, segments, span.size, kind.turned, real, fusion)
     own = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
     sizes = [span.edges if lv == EDGE else span.size for lv in kind.level]
     stored = zip(kind.stored, kind.level, sizes, strict=True)
