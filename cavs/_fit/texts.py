@@ -54,6 +54,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
             "expected label and label_names. Write graphs.replace(label_names=('negative', 'positive'))."
         )
     check_order("with_labels: labels", labels)
+    labels = tuple(labels)
     index = {name: i for i, name in enumerate(labels)}
     if missing := [name for name in graphs.label_names if name not in index]:
         raise ValueError(
@@ -61,7 +62,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
             "[*labels, *missing], or graphs whose labels the model knows."
         )
     table = np.array([*(index[name] for name in graphs.label_names), -1], np.int32)
-    return dataclasses.replace(graphs, label=table[graphs.label], label_names=tuple(labels))
+    return dataclasses.replace(graphs, label=table[graphs.label], label_names=labels)
 
 
 def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, size: int = 0) -> list[str]:
