@@ -75,8 +75,11 @@ def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, 
         size: the most words, with `special`: the most frequent ones; 0 for all.
 
     Raises:
+        TypeError: `special` is one str.
         ValueError: the graphs have no words.
     """
+    if isinstance(special, str):  # its letters would be words
+        raise TypeError(f"vocabulary: special: got {special!r}; expected a list of words. Write [{special!r}].")
     ids, names = _named_inputs(graphs, "vocabulary")
     counts = np.bincount(ids[ids >= 0], minlength=len(names))
     kept = counts >= min_count
