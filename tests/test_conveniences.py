@@ -138,6 +138,9 @@ def test_labels_and_words_that_are_missing_are_named() -> None:
     with pytest.raises(ValueError, match=r"with_labels: labels: got \['a'\]; expected all labels of the graphs, also \['b'\]"):
         cavs.data.with_labels(named, ["a"])
     assert cavs.data.with_labels(named, ["a", "c", "b"]).label.tolist() == [2, 0]
+    assert cavs.data.with_labels(named, iter("ab")).label_names == ("a", "b")
+    with pytest.raises(TypeError, match=r"vocabulary: special: got '<unk>'; expected a list of words. Write \['<unk>'\]"):
+        cavs.data.vocabulary(graphs, "<unk>")
     for use in (cavs.data.words_of, cavs.data.sentences_of, cavs.data.phrases_of):
         with pytest.raises(ValueError, match="words_of: graphs: got graphs without words; expected vocab and input_id"):
             use(graphs)

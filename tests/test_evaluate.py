@@ -149,6 +149,8 @@ def test_what_cannot_be_predicted_is_named():
         (lambda: cavs.data.span_scores([[0]], [["O"]]), TypeError, "span_scores: true: got 0 among the tags; expected str"),
         (lambda: cavs.data.span_scores([["O"]], [0]), TypeError, "span_scores: predicted: got a int in place of a sentence"),
         (lambda: cavs.data.span_scores([["O"]], ["O"]), TypeError, "span_scores: predicted: got a str in place of a sentence"),
+        (lambda: cavs.data.span_scores([iter("O")], [["O"]]), TypeError, "true: got a .* in place of a sentence"),
+        (lambda: cavs.data.span_scores([["O", "B_X"]], [["O"] * 2]), ValueError, "true: got 'B_X' and no tag that marks"),
         (lambda: cavs.data.span_scores([["O"]], []), ValueError, r"predicted: got sentences of \[\] tags; expected \[1\]"),
         (lambda: cavs.data.span_scores([["O"]], [["O", "O"]]), ValueError, r"predicted: got sentences of \[2\] tags; expected"),
         (lambda: cavs.data.errors([1.0], [1.0, 2.0]), ValueError, r"errors: predicted: got shape \(2,\), and true of \(1,\)"),

@@ -1,5 +1,6 @@
 """The folder of a run, as the commands see it: locks, files that cannot be written, damaged files, and files of an attacker."""
 
+import contextlib
 import errno
 import io
 import json
@@ -178,11 +179,11 @@ def test_a_run_whose_output_is_closed_says_how_to_resume(run, monkeypatch, capsy
     """As with `cavs train | head`: the run ended without a word."""
     read, write = os.pipe()
     os.close(read)
-    with open(write, "w") as out:
+    with contextlib.suppress(BrokenPipeError), open(write, "w") as out:  # old versions of rich leave a text for the end
         monkeypatch.setattr("sys.stdout", out)
         assert cli.main(["train", "--resume", "run", "--epochs", "3"]) == 1
     error = capsys.readouterr().err
-    assert "standard output cannot be written or read (Broken pipe). Training stopped. The last save is intact." in error
+    assert "cannot be written or read (Broken pipe). Training stopped. The last save is intact. Resume with: " in error
     monkeypatch.setattr("sys.stdout", None)
     assert cli.main(["predict", "run", "t.jsonl"]) == 0
 

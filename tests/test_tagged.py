@@ -161,6 +161,12 @@ def test_known_values_of_seqeval():
     assert found["PER"].f1 == 1 and found["LOC"].f1 == 0
 
 
+def test_a_type_may_be_called_all_and_sentences_may_come_from_a_generator():
+    tags = [["B-all", "O", "B-X"]]
+    found = cavs.data.span_scores((one for one in tags), (one for one in tags))
+    assert [*found] == ["all", "X"] and found["all"].both == 2 and found["X"].both == 1
+
+
 def test_other_labels_mark_no_spans():
     assert not cavs.data.is_tagging(("NOUN", "VERB", "X")) and not cavs.data.is_tagging(("O",))
     assert not cavs.data.is_tagging(("-LRB-", "O", "B-X")) and cavs.data.is_tagging(("O", "U-X", "M-X"))

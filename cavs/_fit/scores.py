@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -189,11 +189,12 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
 
     Raises:
         TypeError: a sentence is a str or no sequence, or a tag is no str.
-        ValueError: the sentences have other lengths.
+        ValueError: the sentences have other lengths, or the true tags mark no spans and are not O.
     """
+    true, predicted = ([*sentences] for sentences in (true, predicted))
     for side, sentences in (("true", true), ("predicted", predicted)):
         for one in sentences:
-            if isinstance(one, str) or not isinstance(one, Iterable):
+            if isinstance(one, str) or not hasattr(one, "__len__"):
                 got = f"span_scores: {side}: got a {type(one).__name__} in place of a sentence"
                 raise TypeError(f"{got}; expected lists of tags. Write [tags].")
             if other := [tag for tag in one if not isinstance(tag, str)]:
@@ -203,13 +204,17 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
         got = f"sentences of {[*map(len, predicted)][:9]} tags"
         raise ValueError(f"span_scores: predicted: got {got}; expected {[*map(len, true)][:9]}, as in true.")
     marks = {mark for tags in true for mark, _ in _marks(tags)}
+    if marks <= {"O"} and (other := [tag for tags in true for tag in tags if tag != "O"]):
+        got = f"got {other[0]!r:.40} and no tag that marks a span"
+        raise ValueError(f"span_scores: true: {got}; expected O, or a mark and a type. Write B-PER, and then I-PER.")
     pattern = _WHOLE if marks & set("SLUM") or {"B", "E"} <= marks else _ANY
     one, other = (
         {(number, *span) for number, tags in enumerate(side) for span in _spans(tags, pattern)} for side in (true, predicted)
     )
     counts = [collections.Counter(span[-1] for span in spans) for spans in (one, other, one & other)]
     of_kinds = {kind: Found(*(count[kind] for count in counts)) for kind in sorted(counts[0] | counts[1])}
-    return {"all": Found(*(count.total() for count in counts))} | of_kinds
+    total = {"all": Found(*(count.total() for count in counts))}
+    return total | of_kinds | total  # the first, also if a type has its name
 
 
 class Errors(TypedDict):

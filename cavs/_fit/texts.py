@@ -54,6 +54,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
             "expected label and label_names. Write graphs.replace(label_names=('negative', 'positive'))."
         )
     check_order("with_labels: labels", labels)
+    labels = tuple(labels)
     index = {name: i for i, name in enumerate(labels)}
     if missing := [name for name in graphs.label_names if name not in index]:
         raise ValueError(
@@ -61,7 +62,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
             "[*labels, *missing], or graphs whose labels the model knows."
         )
     table = np.array([*(index[name] for name in graphs.label_names), -1], np.int32)
-    return dataclasses.replace(graphs, label=table[graphs.label], label_names=tuple(labels))
+    return dataclasses.replace(graphs, label=table[graphs.label], label_names=labels)
 
 
 def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, size: int = 0) -> list[str]:
@@ -74,8 +75,11 @@ def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, 
         size: the most words, with `special`: the most frequent ones; 0 for all.
 
     Raises:
+        TypeError: `special` is one str.
         ValueError: the graphs have no words.
     """
+    if isinstance(special, str):  # its letters would be words
+        raise TypeError(f"vocabulary: special: got {special!r}; expected a list of words. Write [{special!r}].")
     ids, names = _named_inputs(graphs, "vocabulary")
     counts = np.bincount(ids[ids >= 0], minlength=len(names))
     kept = counts >= min_count
