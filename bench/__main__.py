@@ -39,10 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(run: Callable[[Any], None], text: str) -> Callable[..., argparse.Action]:
-        made = commands.add_parser(run.__name__[1:], help=text)
-        made.set_defaults(run=run)
-        made.add_argument("--results", type=Path, default=store.RESULTS)
-        return made.add_argument
+        subparser = commands.add_parser(run.__name__[1:], help=text)
+        subparser.set_defaults(run=run)
+        subparser.add_argument("--results", type=Path, default=store.RESULTS)
+        return subparser.add_argument
 
     add = command(_run, "time a suite")
     add("--suite", choices=suites.SUITES, default="cavs")
@@ -110,20 +110,20 @@ def _run(args: argparse.Namespace) -> None:
         folder_of_device = args.results / store.device_name(device, args.threads, bench.versions)
         results = store.Store(folder_of_device / f"{time.strftime('%Y-%m-%d')}.json")
         done = [c for c in wanted if results.done(args.suite, c.name, names, quick, args.precision or "")]
-        left = [c for c in wanted if args.again or c not in done]
+        remaining = [c for c in wanted if args.again or c not in done]
         # Cases that are compiled in parallel. FlashRNN compiles for minutes.
         at_once = AT_ONCE if device == "gpu" else 1
         at_once = len(wanted) if "torch_flashrnn" in bench.versions else at_once
-        how = {"rounds": args.rounds or (3 if quick else 7), "seconds": 0.4 if quick else 1.0, "quick": quick}
-        how |= {"path": _packed(args.file, folder), "left_out": left_out}
-        said = {"suite": args.suite, "quick": quick} | ({"precision": args.precision} if args.precision else {})
-        for i in range(0, len(left), at_once):
+        options = {"rounds": args.rounds or (3 if quick else 7), "seconds": 0.4 if quick else 1.0, "quick": quick}
+        options |= {"path": _packed(args.file, folder), "left_out": left_out}
+        run_fields = {"suite": args.suite, "quick": quick} | ({"precision": args.precision} if args.precision else {})
+        for i in range(0, len(remaining), at_once):
             if time.monotonic() > deadline:
-                print(f"--minutes is over before {left[i].name}: run again to continue")
+                print(f"--minutes is over before {remaining[i].name}: run again to continue")
                 break
-            records = bench.run_together(left[i : i + at_once], names, **how)
-            for n, record in enumerate(records, len(wanted) - len(left) + i + 1):
-                results.add(said | record, environment)
+            records = bench.run_together(remaining[i : i + at_once], names, **options)
+            for n, record in enumerate(records, len(wanted) - len(remaining) + i + 1):
+                results.add(run_fields | record, environment)
                 print(f"{n} of {len(wanted)}: {_line(record)}", flush=True)
                 if record.get("other_cores", 0) > BUSY_CORES:
                     print(f"  noisy: other programs used {record['other_cores']:.1f} cores during this case")
@@ -141,10 +141,10 @@ def _packed(file: str | None, folder: str) -> str | None:
     graphs, samples = cavs.read_trees(file), []
     for i in range(len(graphs)):
         g = graphs[i]
-        both = np.full((g.num_vertices, 2), -1)
-        both[np.diff(g.child_offsets) > 0] = g.children.reshape(-1, 2)
+        children = np.full((g.num_vertices, 2), -1)
+        children[np.diff(g.child_offsets) > 0] = g.children.reshape(-1, 2)
         label = 0 if g.label is None else int(g.label[-1]) % cases.CLASSES
-        samples.append({"left": both[:, 0], "right": both[:, 1], "word": g.input_id, "label": label})
+        samples.append({"left": children[:, 0], "right": children[:, 1], "word": g.input_id, "label": label})
     path = str(Path(folder) / "trees.json")
     cases.pack(samples, path)
     return path
@@ -192,12 +192,12 @@ def _convolution(args: argparse.Namespace) -> None:
 
 
 def _memory(args: argparse.Namespace) -> None:
-    wanted = memory.tasks(args.device, memory.SIZES[args.device, args.quick], args.only or memory.PARTS, args.names or None)
-    if not wanted:
+    tasks = memory.tasks(args.device, memory.SIZES[args.device, args.quick], args.only or memory.PARTS, args.names or None)
+    if not tasks:
         raise SystemExit(f"memory: {args.only} has no measurement of {args.names}. Write python -m bench memory.")
-    found = memory.run(args.device, wanted, args.results, args.commit)
-    failed = [r for r in found if "error" in r]
-    print(f"{len(found)} measurements, {len(failed)} failed. Next: python -m bench report")
+    records = memory.run(args.device, tasks, args.results, args.commit)
+    failed = [r for r in records if "error" in r]
+    print(f"{len(records)} measurements, {len(failed)} failed. Next: python -m bench report")
 
 
 def _peers(args: argparse.Namespace) -> None:

@@ -46,9 +46,9 @@ class Case:
 
     def steps(self, quick: bool, device: str = "cpu") -> int:
         """Returns the number of training steps of one round. Each step has a batch of its own."""
-        of = QUICK_STEPS if device == "cpu" else GPU_QUICK_STEPS
-        near = min(of, key=lambda b: abs(np.log(b / self.batch)))
-        steps = max(2, round(of[near] * near / self.batch))
+        table = QUICK_STEPS if device == "cpu" else GPU_QUICK_STEPS
+        nearest = min(table, key=lambda b: abs(np.log(b / self.batch)))
+        steps = max(2, round(table[nearest] * nearest / self.batch))
         return steps if quick else steps * STEPS_FACTOR
 
 

@@ -33,7 +33,7 @@ def shapes(cell: str, e: int, h: int) -> dict:
     tree_fc = {"u": (2 * h, h), "b": (h,)}
     lstm = _lstm(e, h)
     bilstm = {**_bilstm(e, h), "mlp_w": (2 * h, h), "mlp_b": (h,)}
-    of = {
+    by_cell = {
         "tree_lstm": tree_lstm,
         "tree_fc": tree_fc,
         "lstm": lstm,
@@ -56,7 +56,7 @@ def shapes(cell: str, e: int, h: int) -> dict:
         },
         "dagnn": {"s": (h,), "w": (e, 3 * h), "u": (h, 3 * h), "b": (3 * h,), "d": (h,)},
     }
-    return of[cell]
+    return by_cell[cell]
 
 
 def _lstm(e: int, h: int, prefix: str = "") -> dict:
@@ -79,8 +79,8 @@ def multiply_adds(cell: str, e: int, h: int, classes: int, graph: dict) -> int:
         return (len(graph["left"]) - inner) * leaf + inner * pair + out
     if cell in ("child_sum", "dagnn"):
         vertices, edges, inner = len(graph["word"]), len(graph["children"]), int((np.diff(graph["child_offsets"]) > 0).sum())
-        each, edge = (4 * e * h, h * h) if cell == "child_sum" else (3 * e * h, 2 * h)
-        return vertices * each + inner * 3 * h * h + edges * edge + out
+        per_vertex, per_edge = (4 * e * h, h * h) if cell == "child_sum" else (3 * e * h, 2 * h)
+        return vertices * per_vertex + inner * 3 * h * h + edges * per_edge + out
     if cell in ("td_rnn", "td_lstm"):
         n = len(graph["words"])
         return n * (n - 1) // 2 * 2 * h * h * (5 if cell == "td_lstm" else 1) + out

@@ -32,26 +32,26 @@ def summary(events, steps, by):
     """Summarises events (name, start, end) in nanoseconds. Without events, `seconds` is None and `why` is the reason."""
     if not events:
         return {"seconds": None, "why": by + " recorded no kernels"}
-    each = 1e-9 / steps  # from nanoseconds of all steps to seconds of one
+    scale = 1e-9 / steps  # from nanoseconds of all steps to seconds of one
     products = [e for e in events if PRODUCTS.search(e[0])]
     moves = [e for e in events if MOVES.search(e[0]) and not PRODUCTS.search(e[0])]
     return {
-        "seconds": busy(events) * each,
-        "span": (max(end for _, _, end in events) - min(start for _, start, _ in events)) * each,
+        "seconds": busy(events) * scale,
+        "span": (max(end for _, _, end in events) - min(start for _, start, _ in events)) * scale,
         "kernels": sum(not name.lower().startswith(("memcpy", "memset")) for name, _, _ in events) / steps,
-        "products": sum(end - start for _, start, end in products) * each,
-        "moves": sum(end - start for _, start, end in moves) * each,
-        "heaviest": [[name, sum(took) * each, len(took) / steps] for name, took in by_name(events)[:HEAVIEST]],
+        "products": sum(end - start for _, start, end in products) * scale,
+        "moves": sum(end - start for _, start, end in moves) * scale,
+        "heaviest": [[name, sum(times) * scale, len(times) / steps] for name, times in by_name(events)[:HEAVIEST]],
         "by": by,
     }
 
 
 def by_name(events):
     """Returns the names of kernels with the nanoseconds of each run, the heaviest first."""
-    found = defaultdict(list)
+    durations = defaultdict(list)
     for name, start, end in events:
-        found[name[:WIDTH]].append(end - start)
-    return sorted(found.items(), key=lambda item: -sum(item[1]))
+        durations[name[:WIDTH]].append(end - start)
+    return sorted(durations.items(), key=lambda item: -sum(item[1]))
 
 
 def busy(events):
@@ -70,10 +70,10 @@ def of_jax(run):
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run()
-        found = []
+        events = []
         for path in Path(folder).rglob("*.xplane.pb"):
-            found += gpu_events(jax.profiler.ProfileData.from_file(str(path)))
-    return found
+            events += gpu_events(jax.profiler.ProfileData.from_file(str(path)))
+    return events
 
 
 def gpu_events(profile):
@@ -119,17 +119,17 @@ def profile(names: list[str], precision: str) -> Iterator[str]:
     from bench import cases, ours, remote, systems
 
     try:
-        known = [cases.parse(name) for name in names]
+        parsed = [cases.parse(name) for name in names]
     except ValueError as error:
         raise SystemExit(f"profile: {error}") from None
     cells = systems.SYSTEMS["cavs_persistent"].cells  # not the applications, which have other batches
-    for case in known:
+    for case in parsed:
         if case.cell not in cells:
             raise SystemExit(f"case: got {case.name!r} of cell {case.cell!r}; expected one of {', '.join(cells)}")
     if jax.default_backend() != "gpu":
         raise SystemExit(f"profile: JAX runs on {jax.default_backend()!r}; expected a GPU")
     jax.config.update("jax_default_matmul_precision", remote.OF_JAX[precision])
-    for case in known:
+    for case in parsed:
         model = ours.Cavs(case.cell, cases.parameters(case), device="gpu")
         stacks = _stacks(model, model.load(cases.dataset(case, STACKS)))
         count = sum(map(len, stacks))
@@ -152,17 +152,17 @@ def text(events: list[Event], steps: int) -> str:
     """Formats the kernels by their time, and those of one step in order."""
     if not events:
         return "  the profiler recorded no kernels"
-    each = 1e-3 / steps  # from nanoseconds of all steps to microseconds of one
+    scale = 1e-3 / steps  # from nanoseconds of all steps to microseconds of one
     total = sum(end - start for _, start, end in events)
     lines = [
-        f"  busy {busy(events) * each:.1f} us, kernels {total * each:.1f} us in total",
+        f"  busy {busy(events) * scale:.1f} us, kernels {total * scale:.1f} us in total",
         "  us per step, launches per step:",
     ]
-    lines += [f"  {sum(took) * each:9.2f}  x{len(took) / steps:5.2f}  {name}" for name, took in by_name(events)[:MOST]]
+    lines += [f"  {sum(times) * scale:9.2f}  x{len(times) / steps:5.2f}  {name}" for name, times in by_name(events)[:MOST]]
     lines.append("  one step, from one forward launch to the next: start, end and duration in us")
-    one = a_step(events)
-    for kernel, start, end in one:
-        a, b = (start - one[0][1]) / 1000, (end - one[0][1]) / 1000
+    step = a_step(events)
+    for kernel, start, end in step:
+        a, b = (start - step[0][1]) / 1000, (end - step[0][1]) / 1000
         lines.append(f"  {a:9.1f} {b:9.1f} {b - a:9.1f}  {kernel[:WIDTH]}")
     return "\n".join(lines)
 

@@ -106,14 +106,14 @@ def _tree_of_any_fan_in(rng, vertices: int) -> dict:
     children = []
 
     def grow(n):
-        left = n - 1
+        remaining = n - 1
         kids = []
-        while left and len(kids) < 12:
-            size = 1 + int(rng.integers(left) * rng.random() ** 1.5)
+        while remaining and len(kids) < 12:
+            size = 1 + int(rng.integers(remaining) * rng.random() ** 1.5)
             kids.append(grow(size))
-            left -= size
-        if left:
-            kids.append(grow(left))
+            remaining -= size
+        if remaining:
+            kids.append(grow(remaining))
         children.append(kids)
         return len(children) - 1
 
@@ -128,11 +128,11 @@ def lattice(rng, count: int) -> list:
         children, ends = [[]], [[0]]  # ends: the vertices that end at each position
         for t in range(1, n):
             starts = [t - 1] + [t - k for k in (2, 3, 4) if t >= k and rng.random() < 0.25]
-            here = []
+            ending = []
             for s in starts:
-                here.append(len(children))
+                ending.append(len(children))
                 children.append(list(ends[s]))
-            ends.append(here)
+            ends.append(ending)
         if len(ends[-1]) > 1:
             children.append(list(ends[-1]))
         graphs.append(_any_fan_in(rng, children))

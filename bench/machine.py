@@ -19,14 +19,14 @@ def processor_seconds(processes: list[int]) -> tuple[float, float] | None:
     """Returns the busy seconds of all cores so far, and those of `processes`. Returns None without /proc."""
     try:
         user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
-        mine = 0
+        ticks = 0
         for process in processes + [c for p in processes for c in _children(p)]:
             after_name = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-            mine += int(after_name[11]) + int(after_name[12])
+            ticks += int(after_name[11]) + int(after_name[12])
     except (OSError, ValueError, IndexError):
         return None
     tick = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + irq + softirq) / tick, mine / tick
+    return (user + nice + system + irq + softirq) / tick, ticks / tick
 
 
 def _children(process: int) -> list[int]:
@@ -39,20 +39,20 @@ def _children(process: int) -> list[int]:
 
 def rates(systems: dict[str, Any]) -> dict[str, float]:
     """Returns the best GFLOP/s of a large product in a record's `systems`, by library: how fast each is on this machine."""
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     for name, system in systems.items():
         if name in SYSTEMS and system.get("gemm"):
             library = LIBRARIES.get(SYSTEMS[name].library, SYSTEMS[name].library)
-            found[library] = max(found.get(library, 0.0), system["gemm"])
-    return found
+            best[library] = max(best.get(library, 0.0), system["gemm"])
+    return best
 
 
-def told_apart(found: dict[str, float]) -> str | None:
+def told_apart(speeds: dict[str, float]) -> str | None:
     """Returns a warning if the libraries' products run at rates that differ by more than `APART`, or None."""
-    if len(found) < 2 or max(found.values()) <= APART * min(found.values()):
+    if len(speeds) < 2 or max(speeds.values()) <= APART * min(speeds.values()):
         return None
-    each = ", ".join(f"{library} {rate:.0f}" for library, rate in found.items())
+    listed = ", ".join(f"{library} {rate:.0f}" for library, rate in speeds.items())
     return (
-        f"large products run at rates that differ by {max(found.values()) / min(found.values()):.1f}x (GFLOP/s: {each}); "
+        f"large products run at rates that differ by {max(speeds.values()) / min(speeds.values()):.1f}x (GFLOP/s: {listed}); "
         "ratios of systems on this machine say more about the products than about the systems"
     )

@@ -58,26 +58,26 @@ Task = dict[str, Any]  # a part, and the arguments of its function
 
 def tasks(device: str, size: Size, only: Sequence[str] = PARTS, names: Sequence[str] | None = None) -> list[Task]:
     """Returns the measurements of a run: all, or those of some programs and cases."""
-    known, same = [p for p in PROGRAMS if not names or p in names], {"hidden": size.hidden, "steps": size.steps}
-    found: list[Task] = [
-        {"part": "budgets", "program": p, "engine": e, "graphs": size.graphs, "points": size.points} | same
-        for p in known
+    programs, sizes = [p for p in PROGRAMS if not names or p in names], {"hidden": size.hidden, "steps": size.steps}
+    measurements: list[Task] = [
+        {"part": "budgets", "program": p, "engine": e, "graphs": size.graphs, "points": size.points} | sizes
+        for p in programs
         for e in ENGINES[device]
     ]
-    found += [
-        {"part": "quarter", "program": p, "engine": ENGINES[device][0], "graphs": n} | same
-        for p in known[:1]
+    measurements += [
+        {"part": "quarter", "program": p, "engine": ENGINES[device][0], "graphs": n} | sizes
+        for p in programs[:1]
         for n in size.quarters
     ]
-    found += [{"part": "plans", "program": p, "samples": size.samples, "hidden": size.hidden} for p in PLANS]
-    found += [
+    measurements += [{"part": "plans", "program": p, "samples": size.samples, "hidden": size.hidden} for p in PLANS]
+    measurements += [
         {"part": "echo", "case": c, "size": size.echo, "variant": v, "steps": size.steps, "capped": False}
         for c in CASES
         for v in (*VARIANTS, *(TORCH if c == "nmt" and device == "gpu" else ()))
     ]
     if device == "gpu":
-        found += [{"part": "steps", "steps": size.steps} | step for step in _steps()]
-    return [t for t in found if t["part"] in only and (not names or {t.get("program"), t.get("case")} & set(names))]
+        measurements += [{"part": "steps", "steps": size.steps} | step for step in _steps()]
+    return [t for t in measurements if t["part"] in only and (not names or {t.get("program"), t.get("case")} & set(names))]
 
 
 def _steps() -> Iterator[Task]:
@@ -103,7 +103,7 @@ def run(
 
     A record of a measurement that failed has an "error".
     """
-    found = []
+    records = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE[device]) as pool:
         for i in range(0, len(wanted), AT_ONCE[device]):
             group = [
@@ -113,14 +113,14 @@ def run(
             for measurement in group:
                 record = measurement.finish()
                 tell(json.dumps(record))
-                found.append(record)
+                records.append(record)
                 versions = record.pop("versions", {})
                 if "device" in versions or device == "cpu":
                     name = store.device_name(device, os.cpu_count() or 1, {"cavs": versions})
-                    made = store.environment(device, os.cpu_count() or 1, {"cavs": versions}, commit)
-                    made = {k: made[k] for k in ("commit", "changed", "device", "cores", "platform", "versions")}
-                    store.Store(results / f"memory-{name}.json", key, dumps).add(record, made)
-    return found
+                    environment = store.environment(device, os.cpu_count() or 1, {"cavs": versions}, commit)
+                    environment = {k: environment[k] for k in ("commit", "changed", "device", "cores", "platform", "versions")}
+                    store.Store(results / f"memory-{name}.json", key, dumps).add(record, environment)
+    return records
 
 
 class Measurement:

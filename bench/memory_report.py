@@ -36,24 +36,24 @@ Record = dict[str, Any]
 
 def write(results: Path) -> Path | None:
     """Writes the tables of all devices. Returns the file, or None if there are no results."""
-    found = {path.stem.removeprefix("memory-"): json.loads(path.read_text()) for path in sorted(results.glob("memory-*.json"))}
-    if not found:
+    loaded = {path.stem.removeprefix("memory-"): json.loads(path.read_text()) for path in sorted(results.glob("memory-*.json"))}
+    if not loaded:
         return None
     tables = results / "MEMORY.md"
-    tables.write_text("".join([HEAD, *(_of_device(name, data) for name, data in found.items())]))
+    tables.write_text("".join([HEAD, *(_of_device(name, data) for name, data in loaded.items())]))
     return tables
 
 
 def _of_device(name: str, data: dict[str, Any]) -> str:
     records = data["records"]
-    made = [data["environments"][i] for i in sorted({r["environment"] for r in records})]
-    commits = ", ".join(dict.fromkeys(e["commit"][:9] + (" (changed)" if e["changed"] else "") for e in made))
-    versions = ", ".join(dict.fromkeys(v for e in made for v in [e["versions"]["cavs"].get("jax", "")] if v))
-    text = f"\n## {name}\n\nCommit {commits}; JAX {versions}; {made[0]['cores']} cores.\n"
+    environments = [data["environments"][i] for i in sorted({r["environment"] for r in records})]
+    commits = ", ".join(dict.fromkeys(e["commit"][:9] + (" (changed)" if e["changed"] else "") for e in environments))
+    versions = ", ".join(dict.fromkeys(v for e in environments for v in [e["versions"]["cavs"].get("jax", "")] if v))
+    text = f"\n## {name}\n\nCommit {commits}; JAX {versions}; {environments[0]['cores']} cores.\n"
     for part, (title, head, rows, note) in PARTS.items():
-        if mine := [r for r in records if r["part"] == part]:
-            found = [row for r in mine if "error" not in r for row in [rows(r, mine)] if row]
-            text += f"\n### {title}\n\n{table(head, found)}{note}{_failed(mine)}"
+        if part_records := [r for r in records if r["part"] == part]:
+            table_rows = [row for r in part_records if "error" not in r for row in [rows(r, part_records)] if row]
+            text += f"\n### {title}\n\n{table(head, table_rows)}{note}{_failed(part_records)}"
     return text
 
 

@@ -93,9 +93,9 @@ def model(case: str, size: str = "", samples: int = 0, hidden: int = 0, side: in
         net = replace(networks.NETWORKS[case](), side=side, norm=norm)
         params, batch = net.init(jax.random.key(0)), net.batch(jax.random.key(1), samples)
         return Model(lambda p, b, remat: cavs.data.mean(net.losses(p, *b, remat=remat)), params, batch, {})
-    found = models.CASES[case]
-    params, batch = jax.jit(partial(found.init, **getattr(found, size)))(jax.random.key(0))
-    return Model(found.loss, params, batch, {})
+    entry = models.CASES[case]
+    params, batch = jax.jit(partial(entry.init, **getattr(entry, size)))(jax.random.key(0))
+    return Model(entry.loss, params, batch, {})
 
 
 # ---------------------------------------------------------------- plans within budgets
@@ -123,10 +123,10 @@ class Compiled(NamedTuple):
 
     def times(self, steps: int) -> list[float]:
         """Times `steps` steps, or fewer if they are slow."""
-        end, found = time.perf_counter() + SECONDS, [self.seconds()]
-        while len(found) < steps and time.perf_counter() < end:
-            found.append(self.seconds())
-        return found
+        end, seconds = time.perf_counter() + SECONDS, [self.seconds()]
+        while len(seconds) < steps and time.perf_counter() < end:
+            seconds.append(self.seconds())
+        return seconds
 
 
 def _compiled(loss: Any, params: Any, batch: Any, options: Record) -> Compiled:
@@ -135,23 +135,23 @@ def _compiled(loss: Any, params: Any, batch: Any, options: Record) -> Compiled:
     return Compiled(step, params, batch, step.memory_analysis().temp_size_in_bytes)
 
 
-def _compiled_plan(found: Any, made: Model) -> Compiled:
-    return _compiled(found.loss, made.params, found.batch(made.batch), found.compiler_options)
+def _compiled_plan(planned: Any, workload: Model) -> Compiled:
+    return _compiled(planned.loss, workload.params, planned.batch(workload.batch), planned.compiler_options)
 
 
 def _between(most: int, least: int, count: int) -> list[int]:
     return [max(least, math.ceil(b)) for b in np.geomspace(most, least, count)]
 
 
-def _planned(made: Model, count: int) -> list[tuple[Any, Record]]:
+def _planned(workload: Model, count: int) -> list[tuple[Any, Record]]:
     """Returns plans for budgets in geometric steps from the fastest plan to the smallest, each with its record."""
-    found = []
-    for budget in _between(made.plan().peak, made.plan("min").peak, count):
+    planned = []
+    for budget in _between(workload.plan().peak, workload.plan("min").peak, count):
         start = time.process_time()
-        small = made.plan(budget)
+        small = workload.plan(budget)
         point = {"budget": budget, "parts": small.parts, "segments": small.segments, "compilations": len(small._batch.sizes)}
-        found.append((small, point | {"plan_s": _since(start)}))
-    return found
+        planned.append((small, point | {"plan_s": _since(start)}))
+    return planned
 
 
 def budgets(name: str, engine: str, graphs: int, hidden: int, points: int, steps: int) -> Measured:
@@ -162,18 +162,18 @@ def budgets(name: str, engine: str, graphs: int, hidden: int, points: int, steps
         it ("compilations") in how many CPU seconds ("plan_s"), its temporary bytes as compiled here ("temp"), "ms" of a step,
         and the largest difference of a gradient to that of the first budget, relative to its largest element ("difference").
     """
-    made = program(name, engine, graphs, hidden)
-    planned, compiled = _planned(made, points), dict[Any, Compiled]()
+    workload = program(name, engine, graphs, hidden)
+    planned, compiled = _planned(workload, points), dict[Any, Compiled]()
     for small, _ in planned:
         if (choice := (small.parts, small.segments)) not in compiled:
-            compiled[choice] = _compiled_plan(small, made)
+            compiled[choice] = _compiled_plan(small, workload)
     yield
     measured, first = {}, next(iter(compiled.values())).grads()
-    for choice, one in compiled.items():
-        difference, ms = _difference(one.grads(), first), _ms(one.times(steps))
-        measured[choice] = {"temp": one.temp, "ms": ms, "difference": difference}
-    found = [point | measured[point["parts"], point["segments"]] for _, point in planned]
-    return {"vertices": made.batch.num_vertices, "points": found}
+    for choice, step in compiled.items():
+        difference, ms = _difference(step.grads(), first), _ms(step.times(steps))
+        measured[choice] = {"temp": step.temp, "ms": ms, "difference": difference}
+    measured_points = [point | measured[point["parts"], point["segments"]] for _, point in planned]
+    return {"vertices": workload.batch.num_vertices, "points": measured_points}
 
 
 def quarter(name: str, engine: str, graphs: int, hidden: int, steps: int) -> Measured:
@@ -182,18 +182,18 @@ def quarter(name: str, engine: str, graphs: int, hidden: int, steps: int) -> Mea
     Returns:
         A record: "parts", "temp" and "ms" of both, whole first, and the median of the quotients of their times ("time").
     """
-    made = program(name, engine, graphs, hidden)
-    whole = made.plan()
-    small = made.plan(int(QUARTER * whole.peak))
-    one, other = (_compiled_plan(found, made) for found in (whole, small))
+    workload = program(name, engine, graphs, hidden)
+    whole = workload.plan()
+    small = workload.plan(int(QUARTER * whole.peak))
+    whole_step, small_step = (_compiled_plan(choice, workload) for choice in (whole, small))
     yield
-    for compiled in (one, other, one, other):
+    for compiled in (whole_step, small_step, whole_step, small_step):
         compiled.grads()
-    pairs = [(one.seconds(), other.seconds()) for _ in range(steps)]
+    pairs = [(whole_step.seconds(), small_step.seconds()) for _ in range(steps)]
     return {
-        "vertices": made.batch.num_vertices,
+        "vertices": workload.batch.num_vertices,
         "parts": [whole.parts, small.parts],
-        "temp": [one.temp, other.temp],
+        "temp": [whole_step.temp, small_step.temp],
         "ms": [_ms(times) for times in zip(*pairs, strict=True)],
         "time": round(statistics.median(b / a for a, b in pairs), 4),
     }
@@ -207,18 +207,18 @@ def plans(name: str, samples: int, hidden: int) -> Measured:
         or for `recompute` the FLOPs of products that run twice ("flops"). "refused": whether less than the smallest plan is
         refused.
     """
-    made = model(name, samples=samples, hidden=hidden)
-    points = [point | {"temp": _compiled_plan(small, made).temp} for small, point in _planned(made, POINTS)]
+    workload = model(name, samples=samples, hidden=hidden)
+    points = [point | {"temp": _compiled_plan(small, workload).temp} for small, point in _planned(workload, POINTS)]
     least = points[-1]["budget"]
     if name in models.ARRAYS:
-        free, floor = (recompute(made.plain, budget).plan(made.params, made.batch).peak for budget in (None, "min"))
+        free, floor = (recompute(workload.plain, budget).plan(workload.params, workload.batch).peak for budget in (None, "min"))
         for budget in _between(free, floor, AGAIN + 1)[1:]:
-            small = recompute(made.plain, budget)
-            again = small.plan(made.params, made.batch)
-            temp = _compiled(small, made.params, made.batch, again.compiler_options).temp
+            small = recompute(workload.plain, budget)
+            again = small.plan(workload.params, workload.batch)
+            temp = _compiled(small, workload.params, workload.batch, again.compiler_options).temp
             points.append({"budget": budget, "flops": again.flops, "temp": temp, "compilations": len(again._search.compiled)})
     try:
-        refused = made.plan(max(1, least // 2)) is None
+        refused = workload.plan(max(1, least // 2)) is None
     except BudgetError:
         refused = True
     yield
@@ -229,9 +229,9 @@ def _ms(times: Any) -> float:
     return round(statistics.median(times) * 1e3, 3)
 
 
-def _difference(grads: Any, want: Any) -> float:
+def _difference(grads: Any, expected: Any) -> float:
     """Returns the largest difference of a gradient, relative to its largest element."""
-    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(want), strict=True)
+    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True)
     return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
 
 
@@ -251,37 +251,37 @@ def compiling(task: Record, folder: Path) -> Measured:
         "predicted" temporary bytes, those of the loss and its gradients alone as "compiled", and FLOPs run twice ("flops").
     """
     with jax.default_device(jax.devices("cpu")[0]):
-        made = _model_of(task)
+        workload = _model_of(task)
     kind, _, amount = task["variant"].partition(" ")
-    fn, batch, options, found = made.plain, made.batch, Record(), Record()
+    fn, batch, options, record = workload.plain, workload.batch, Record(), Record()
     start = time.process_time()
     if kind == "jax.checkpoint":
-        fn = made.by_hand
+        fn = workload.by_hand
     elif kind == "parts":
         parts: Record = {"parts": int(amount[1:])} if amount.startswith("=") else {"budget": bytes_of(amount)}
-        small = made.plan(**parts)
+        small = workload.plan(**parts)
         small.save(folder / "plan.json")
         fn, batch, options = small.loss, small.batch(batch), small.compiler_options
-        found = {"parts": small.parts * small.segments, "budget": parts.get("budget"), "plan_s": _since(start)}
+        record = {"parts": small.parts * small.segments, "budget": parts.get("budget"), "plan_s": _since(start)}
     elif kind == "recompute":
         if amount == "hand":
-            floor = recompute(made.plain).plan(made.params, batch).floor
-            budget = max(_whole_step(made.by_hand, made.params, batch).memory_analysis().temp_size_in_bytes, floor)
+            floor = recompute(workload.plain).plan(workload.params, batch).floor
+            budget = max(_whole_step(workload.by_hand, workload.params, batch).memory_analysis().temp_size_in_bytes, floor)
         else:
             budget = bytes_of(amount or None)
-        start, fn = time.process_time(), recompute(made.plain, budget)
-        small = fn.plan(made.params, batch)
-        found = {"kept": small.bytes, "flops": small.flops, "budget": budget, "plan_s": _since(start)}
-        found["predicted"], found["compiled"], _ = fn.verify(made.params, batch)
+        start, fn = time.process_time(), recompute(workload.plain, budget)
+        small = fn.plan(workload.params, batch)
+        record = {"kept": small.bytes, "flops": small.flops, "budget": budget, "plan_s": _since(start)}
+        record["predicted"], record["compiled"], _ = fn.verify(workload.params, batch)
         options = small.compiler_options
     start = time.perf_counter()
-    compiled = _whole_step(fn, made.params, batch, options, update=not task["capped"])
-    found["compile_s"], memory = round(time.perf_counter() - start, 2), compiled.memory_analysis()
+    compiled = _whole_step(fn, workload.params, batch, options, update=not task["capped"])
+    record["compile_s"], memory = round(time.perf_counter() - start, 2), compiled.memory_analysis()
     arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    found |= {"temp": memory.temp_size_in_bytes, "arrays": arrays, "total": arrays + memory.temp_size_in_bytes}
+    record |= {"temp": memory.temp_size_in_bytes, "arrays": arrays, "total": arrays + memory.temp_size_in_bytes}
     (folder / "program").write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
     yield
-    return found
+    return record
 
 
 def _since(start: float) -> float:
@@ -313,18 +313,18 @@ def running(task: Record, folder: Path) -> Measured:
         A record: "ms", the median of `steps` steps; the last loss; and the allocator's peak and limit, on a GPU.
     """
     with jax.default_device(jax.devices("cpu")[0]):
-        made = _model_of(task)
-        batch = made.batch
+        workload = _model_of(task)
+        batch = workload.batch
         if task["variant"].startswith("parts"):
-            batch = cavs.memory.load(folder / "plan.json", made.plain, made.params, batch, **made.how).batch(batch)
+            batch = cavs.memory.load(folder / "plan.json", workload.plain, workload.params, batch, **workload.how).batch(batch)
     compiled = serialize_executable.deserialize_and_load(*pickle.loads((folder / "program").read_bytes()))
     yield
-    (params, batch), times, value = jax.device_put((made.params, batch), jax.devices()[0]), [], 0.0
+    (params, batch), times, value = jax.device_put((workload.params, batch), jax.devices()[0]), [], 0.0
     for _ in range(task["steps"] + 3):
         start = time.perf_counter()
-        value, found = compiled(params, batch)
-        params = params if task["capped"] else found
-        del found  # or the gradients of two steps would exist at once
+        value, outputs = compiled(params, batch)
+        params = params if task["capped"] else outputs
+        del outputs  # or the gradients of two steps would exist at once
         value = float(value)
         times.append(time.perf_counter() - start)
     stats = jax.devices()[0].memory_stats() or {}

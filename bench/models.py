@@ -102,11 +102,11 @@ def speech_init(
     key: Array, hidden: int, batch: int, length: int, layers: int, bands: int, channels: int, letters: int
 ) -> tuple[Params, Any]:
     k = iter(jax.random.split(key, 2 * layers + 8))
-    wide = [channels * -(-bands // 4), *[hidden] * (layers - 1)]
+    widths = [channels * -(-bands // 4), *[hidden] * (layers - 1)]
     params = {
         "first": _filter(next(k), 11, 41, 1, channels), "second": _filter(next(k), 11, 21, channels, channels),
         "norms": [_norm_params(channels), _norm_params(channels)],
-        "layers": [{d: _lstm_params(next(k), n, hidden) for d in ("ahead", "back")} for n in wide],
+        "layers": [{d: _lstm_params(next(k), n, hidden) for d in ("ahead", "back")} for n in widths],
         "out": _matrix(next(k), hidden, 29),
     }  # fmt: skip
     sound = jax.random.normal(next(k), (batch, length, bands))
@@ -126,7 +126,7 @@ def speech_loss(p: Params, batch: Any, remat: Remat = identity) -> Array:
         xs = lstm(layer["ahead"], xs, remat) + lstm(layer["back"], xs, remat, reverse=True)
         xs = jnp.clip(xs, 0.0, 20.0)
     logits = (xs @ p["out"]).swapaxes(0, 1)
-    ends, ends_of_text = (_after(n, of) for n, of in ((-(-frames // 2), logits), (letters, text)))
+    ends, ends_of_text = (_after(n, array) for n, array in ((-(-frames // 2), logits), (letters, text)))
     return optax.ctc_loss(logits, ends, text, ends_of_text).mean()
 
 
@@ -138,9 +138,9 @@ def _heard(w: Array, norm: Params, x: Array, stride: tuple[int, int]) -> Array:
     return jnp.clip(_norm(conv(x, w, stride), norm, (0, 1, 2)), 0.0, 20.0)
 
 
-def _after(lengths: Array, of: Array) -> Array:
+def _after(lengths: Array, array: Array) -> Array:
     """Returns ones at what follows a sequence of these lengths in the rows of an array, else zeros: CTC's paddings."""
-    return (jnp.arange(of.shape[1]) >= lengths[:, None]).astype(jnp.float32)
+    return (jnp.arange(array.shape[1]) >= lengths[:, None]).astype(jnp.float32)
 
 
 # ---------------------------------------------------------------- feed-forward nets
@@ -158,9 +158,9 @@ def transformer_init(key: Array, hidden: int, batch: int, length: int, layers: i
     k = iter(jax.random.split(key, 16 * layers + 8))
 
     def block(extra: dict[str, int], norms: int) -> Params:
-        wide = {"qkv": 3 * hidden, "proj": hidden, "up": 4 * hidden} | extra
-        found: Params = {name: _matrix(next(k), hidden, n) for name, n in wide.items()}
-        return found | {"down": _matrix(next(k), 4 * hidden, hidden), "norms": [_norm_params(hidden) for _ in range(norms)]}
+        widths = {"qkv": 3 * hidden, "proj": hidden, "up": 4 * hidden} | extra
+        matrices: Params = {name: _matrix(next(k), hidden, n) for name, n in widths.items()}
+        return matrices | {"down": _matrix(next(k), 4 * hidden, hidden), "norms": [_norm_params(hidden) for _ in range(norms)]}
 
     params = {
         "words": _matrix(next(k), words, hidden), "norms": [_norm_params(hidden), _norm_params(hidden)],
@@ -285,7 +285,7 @@ CASES = {
 def _weights(shapes: Any) -> Any:
     """Arrays of these shapes, also in nested dicts, scaled to the width of their input."""
     if isinstance(shapes, dict):
-        return {name: _weights(of) for name, of in shapes.items()}
+        return {name: _weights(shape) for name, shape in shapes.items()}
     return jnp.asarray(np.random.default_rng(0).normal(size=shapes) / math.sqrt(math.prod(shapes[:-1])), jnp.float32)
 
 
@@ -363,4 +363,4 @@ def series(n: int, h: int) -> Made:
     return loss, _weights({"w": (8, h), "u": (h, h), "out": (h, 1)}), batch, {"x": 1, "y": 0, "start": None}
 
 
-ARRAYS = {made.__name__: made for made in (mlp, resnet_with_group_norm, autoencoder, mixer, series)}
+ARRAYS = {model.__name__: model for model in (mlp, resnet_with_group_norm, autoencoder, mixer, series)}

@@ -101,22 +101,22 @@ class Network:
             precision: of the other convolutions and products.
             remat: wraps each block, for example `jax.checkpoint`.
         """
-        other = partial(conv, precision=precision)
+        xla_conv = partial(conv, precision=precision)
         normal = partial(scaled, axes=(0, 1, 2)) if self.norm == "batch" else partial(group_scaled, groups=8)
-        ops, x = Ops(conv3 or other, other, normal, precision), images
+        ops, x = Ops(conv3 or xla_conv, xla_conv, normal, precision), images
         for block, p in zip(self.blocks, params, strict=True):
             x = remat(lambda p, x, apply=block.apply: apply(p, x, ops))(p, x)
         return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], -1)[:, 0]
 
 
 def _init(shapes: dict[str, tuple[int, ...]], key: Array) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     for (name, shape), k in zip(shapes.items(), jax.random.split(key, len(shapes) or 1), strict=False):
         if len(shape) == 1:
-            found[name] = (jnp.ones(shape), jnp.zeros(shape)) if name.startswith("norm") else jnp.zeros(shape)
+            params[name] = (jnp.ones(shape), jnp.zeros(shape)) if name.startswith("norm") else jnp.zeros(shape)
         else:
-            found[name] = jax.random.normal(k, shape) * (2 / math.prod(shape[:-1])) ** 0.5
-    return found
+            params[name] = jax.random.normal(k, shape) * (2 / math.prod(shape[:-1])) ** 0.5
+    return params
 
 
 def scaled(x: Array, axes: tuple[int, ...]) -> Array:
@@ -146,12 +146,12 @@ def _head(channels: int, classes: int) -> Block:
 
 def resnet(counts: Sequence[int], classes: int = 1000, width: int = 64) -> Network:
     """ResNet with bottleneck blocks, as many in each stage as `counts` says."""
-    found, channels = [Block({"w": (7, 7, 3, width), "norm": (width,)}, _resnet_stem)], width
+    blocks, channels = [Block({"w": (7, 7, 3, width), "norm": (width,)}, _resnet_stem)], width
     for stage, count in enumerate(counts):
         for n in range(count):
-            found.append(_bottleneck(channels, width << stage, 2 if stage and not n else 1))
+            blocks.append(_bottleneck(channels, width << stage, 2 if stage and not n else 1))
             channels = 4 * width << stage
-    return Network(f"ResNet-{3 * sum(counts) + 2}", (*found, _head(channels, classes)), classes=classes)
+    return Network(f"ResNet-{3 * sum(counts) + 2}", (*blocks, _head(channels, classes)), classes=classes)
 
 
 def _resnet_stem(p: Any, x: Array, ops: Ops) -> Array:
@@ -180,14 +180,14 @@ def _bottleneck(channels: int, width: int, stride: int) -> Block:
 
 def vgg16(classes: int = 1000) -> Network:
     """VGG-16, without dropout."""
-    found, channels = [], 3
+    blocks, channels = [], 3
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for n in range(count):
-            found.append(Block({"w": (3, 3, channels, width), "b": (width,)}, partial(_convolved, pooled=n == count - 1)))
+            blocks.append(Block({"w": (3, 3, channels, width), "b": (width,)}, partial(_convolved, pooled=n == count - 1)))
             channels = width
-    found += [Block({"w": (n, 4096), "b": (4096,)}, _dense) for n in (7 * 7 * 512, 4096)]
-    found.append(Block({"w": (4096, classes), "b": (classes,)}, partial(_dense, last=True)))
-    return Network("VGG-16", tuple(found), classes=classes)
+    blocks += [Block({"w": (n, 4096), "b": (4096,)}, _dense) for n in (7 * 7 * 512, 4096)]
+    blocks.append(Block({"w": (4096, classes), "b": (classes,)}, partial(_dense, last=True)))
+    return Network("VGG-16", tuple(blocks), classes=classes)
 
 
 def _convolved(p: Any, x: Array, ops: Ops, pooled: bool = False) -> Array:
@@ -205,17 +205,17 @@ def _dense(p: Any, x: Array, ops: Ops, last: bool = False) -> Array:
 
 def densenet161(classes: int = 1000) -> Network:
     """DenseNet-161: growth 48."""
-    found, channels = [Block({"w": (7, 7, 3, 96), "norm": (96,)}, _resnet_stem)], 96
+    blocks, channels = [Block({"w": (7, 7, 3, 96), "norm": (96,)}, _resnet_stem)], 96
     for stage, count in enumerate((6, 12, 36, 24)):
         for _ in range(count):
             shapes = {"w0": (1, 1, channels, 192), "w1": (3, 3, 192, 48), "norm0": (channels,), "norm1": (192,)}
-            found.append(Block(shapes, _dense_layer))
+            blocks.append(Block(shapes, _dense_layer))
             channels += 48
         if stage < 3:
-            found.append(Block({"w": (1, 1, channels, channels // 2), "norm": (channels,)}, _transition))
+            blocks.append(Block({"w": (1, 1, channels, channels // 2), "norm": (channels,)}, _transition))
             channels //= 2
     last = Block({"norm": (channels,)}, lambda p, x, ops: jax.nn.relu(ops.norm(x, p["norm"])))
-    return Network("DenseNet-161", (*found, last, _head(channels, classes)), classes=classes)
+    return Network("DenseNet-161", (*blocks, last, _head(channels, classes)), classes=classes)
 
 
 def _dense_layer(p: Any, x: Array, ops: Ops) -> Array:
@@ -233,14 +233,14 @@ def _transition(p: Any, x: Array, ops: Ops) -> Array:
 
 def darknet53(classes: int = 1000) -> Network:
     """Darknet-53 as a classifier of images of 256 x 256."""
-    found, channels = [Block({"w": (3, 3, 3, 32), "norm": (32,)}, _leaky)], 32
+    blocks, channels = [Block({"w": (3, 3, 3, 32), "norm": (32,)}, _leaky)], 32
     for count in (1, 2, 8, 8, 4):
-        found.append(Block({"w": (3, 3, channels, 2 * channels), "norm": (2 * channels,)}, partial(_leaky, stride=2)))
+        blocks.append(Block({"w": (3, 3, channels, 2 * channels), "norm": (2 * channels,)}, partial(_leaky, stride=2)))
         channels *= 2
         half = channels // 2
         shapes = {"w0": (1, 1, channels, half), "w1": (3, 3, half, channels), "norm0": (half,), "norm1": (channels,)}
-        found += [Block(shapes, _darknet_block)] * count
-    return Network("Darknet-53", (*found, _head(channels, classes)), side=256, classes=classes)
+        blocks += [Block(shapes, _darknet_block)] * count
+    return Network("Darknet-53", (*blocks, _head(channels, classes)), side=256, classes=classes)
 
 
 def _leaky(p: Any, x: Array, ops: Ops, stride: int = 1, n: str = "") -> Array:

@@ -69,8 +69,8 @@ def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
     label = np.full(len(words), -1)
     label[np.cumsum(sizes) - 1] = [g["label"] for g in samples]
     if "left" in samples[0]:
-        both = np.concatenate([np.stack([g["left"], g["right"]], 1) for g in samples])
-        counts, children = 2 * (both[:, 0] >= 0), both[both >= 0]
+        pairs = np.concatenate([np.stack([g["left"], g["right"]], 1) for g in samples])
+        counts, children = 2 * (pairs[:, 0] >= 0), pairs[pairs >= 0]
     else:
         counts = np.concatenate([np.diff(g["child_offsets"]) for g in samples])
         children = np.concatenate([g["children"] for g in samples])
@@ -96,8 +96,8 @@ def read(cell: str, batches: list[list[dict[str, Any]]]) -> Any:
         return _with(vp.LatticeLSTM.graphs(lengths, [g["spans"] for g in samples]), words, labels)
     if cell in TAGGERS:
         chains = cavs.from_lengths(lengths)
-        both = [_with(chains, [g["words"] for g in samples], [g["labels"] for g in samples]), chains.reversed()]
-        return both + (_spellings(batches) if cell == "char_bilstm" else [])
+        directions = [_with(chains, [g["words"] for g in samples], [g["labels"] for g in samples]), chains.reversed()]
+        return directions + (_spellings(batches) if cell == "char_bilstm" else [])
     if cell in ("td_rnn", "td_lstm"):
         graphs = vp.TDRNN.graphs(lengths, words=np.concatenate([g["words"] for g in samples]))
         label = np.full(graphs.num_vertices, -1)
@@ -123,9 +123,9 @@ def _spellings(batches: list[list[dict[str, Any]]]) -> list[Any]:
 
     def pick(index: np.ndarray) -> np.ndarray:
         counts = first[index + 1] - first[index]
-        found = np.zeros(room, int)
-        found[: counts.sum()] = np.arange(counts.sum()) + (first[index] - counts.cumsum() + counts).repeat(counts)
-        return found
+        picked = np.zeros(room, int)
+        picked[: counts.sum()] = np.arange(counts.sum()) + (first[index] - counts.cumsum() + counts).repeat(counts)
+        return picked
 
     chains = cavs.from_lengths([len(s) for s in letters], input_id=np.concatenate(letters))
     return [(chains, pick), (chains.reversed(), pick)]
@@ -160,8 +160,8 @@ class Cavs:
 
     def params(self) -> dict[str, np.ndarray]:
         dense, embed, _ = self._state
-        found = {keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(dense)}
-        return {k: np.asarray(v) for k, v in (found | {"embed": embed}).items()}
+        leaves = {keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(dense)}
+        return {k: np.asarray(v) for k, v in (leaves | {"embed": embed}).items()}
 
     def load(self, batches: list[list[dict[str, Any]]]) -> list[np.ndarray]:
         """Reads a data set once, and chooses the shapes. Returns the indices of the samples of each batch."""
@@ -186,17 +186,17 @@ class Cavs:
         """Does the same as a training loop on this device does: yields what the step takes, on the device."""
         if self._device == "cpu":
             return self._loader(iter(batches), self.steps, 0)
-        if (asked := [*map(id, batches)]) != self._asked:
-            self._asked, self._epochs = asked, self._loader(batches, self.steps, AHEAD)
+        if (batch_ids := [*map(id, batches)]) != self._asked:
+            self._asked, self._epochs = batch_ids, self._loader(batches, self.steps, AHEAD)
         return self._epochs  # the next epoch of the same batches
 
     def compile(self, batches: list[np.ndarray]) -> None:
         """Compiles in parallel all that a stream of these batches will run: each shape alone and in stacks."""
-        each: dict[Any, Any] = {}
-        for some in (*self.ahead(batches), *self.ahead([i for i in batches for _ in range(self.steps)])):
-            each.setdefault((jax.tree.structure(some), *(x.shape for x in jax.tree.leaves(some))), some)
+        by_shape: dict[Any, Any] = {}
+        for stack in (*self.ahead(batches), *self.ahead([i for i in batches for _ in range(self.steps)])):
+            by_shape.setdefault((jax.tree.structure(stack), *(x.shape for x in jax.tree.leaves(stack))), stack)
         # A later call of the step finds this code.
-        lowered = [self._step.lower(self._state, some) for some in each.values()]
+        lowered = [self._step.lower(self._state, stack) for stack in by_shape.values()]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda x: x.compile(), lowered))
 
@@ -226,8 +226,8 @@ class Cavs:
         if lr != self._rate:
             self._rate, self._state = lr, (*self._state[:2], jax.device_put(np.float32(lr)))
         losses = []
-        for some in batches:
-            self._state, values = self._step(self._state, some)
+        for batch in batches:
+            self._state, values = self._step(self._state, batch)
             losses.append(values)
         jax.block_until_ready(self._state)
         return np.concatenate([np.atleast_1d(x) for x in jax.device_get(losses)]).tolist()
@@ -270,10 +270,10 @@ def _nested(flat: dict[str, Any]) -> dict[str, Any]:
     """Nests a flat dict: `encoder.w` becomes `w` in `encoder`."""
     out: dict[str, Any] = {}
     for name, value in flat.items():
-        at, (*parts, last) = out, name.split(".")
+        parent, (*parts, last) = out, name.split(".")
         for part in parts:
-            at = at.setdefault(part, {})
-        at[last] = value
+            parent = parent.setdefault(part, {})
+        parent[last] = value
     return out
 
 
@@ -284,11 +284,11 @@ def _logits(ready: Any, F: Any, params: Any, rows: Any, scheds: Any, everywhere:
         (sched, back, *of_spellings), (x,) = scheds, rows
         if isinstance(ready, vp.BiLSTMTagger):
             return ready.run(tagger, sched, back, x)
-        mine = {"tagger": tagger, "spell": [params["spell"]], "characters": params["characters"]}
+        char_params = {"tagger": tagger, "spell": [params["spell"]], "characters": params["characters"]}
         forward, backward = of_spellings
-        vectors = ready.vectors(mine, forward, backward, jnp.maximum(forward.input_id, 0))
+        vectors = ready.vectors(char_params, forward, backward, jnp.maximum(forward.input_id, 0))
         rare = sched.input_id == NO_WORD
-        return ready.run(mine, sched, back, x, vectors, jnp.where(rare, jnp.cumsum(rare) - 1, -1))
+        return ready.run(char_params, sched, back, x, vectors, jnp.where(rare, jnp.cumsum(rare) - 1, -1))
     if isinstance(ready, vp.EncoderDecoder):
         (source, pairs), (x, y) = scheds, rows
         h = ready.run(params, source, pairs, x, y)

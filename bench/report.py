@@ -38,27 +38,27 @@ def cannot_run(system: Record) -> bool:
     return why.startswith(("no ", "not on ", "needs ", "compiles for minutes"))
 
 
-def tables(found: Records) -> str:
+def tables(by_device: Records) -> str:
     """Returns all tables of all devices."""
     out = [HEAD]
-    for device, records in found.items():
+    for device, records in by_device.items():
         out.append(f"\n## {device}\n\n{_environment(records)}\n### Where another system is faster\n\n{_against(records)}")
         for suite, precision in dict.fromkeys((r["suite"], r.get("precision", "")) for r in records):
-            mine = [r for r in records if (r["suite"], r.get("precision", "")) == (suite, precision)]
-            mine.sort(key=lambda r: dataclasses.astuple(parse(r["case"])))
+            suite_records = [r for r in records if (r["suite"], r.get("precision", "")) == (suite, precision)]
+            suite_records.sort(key=lambda r: dataclasses.astuple(parse(r["case"])))
             title = f"\n### Suite {suite}{', ' + precision if precision else ''}: "
             if suite == "scheduling":
-                out.append(f"{title}every setting of the other suites, Cavs alone\n\n{_schedules(mine)}")
+                out.append(f"{title}every setting of the other suites, Cavs alone\n\n{_schedules(suite_records)}")
                 continue
-            out.append(f"{title}a training step\n\n{_steps(mine)}")
+            out.append(f"{title}a training step\n\n{_steps(suite_records)}")
             if precision:
-                out.append(f"\nPrecision: {mine[0]['environment']['precision']}.\n")
+                out.append(f"\nPrecision: {suite_records[0]['environment']['precision']}.\n")
             if suite != "ablation":
-                out.append(f"{title}graph construction and scheduling (Cavs 5.2)\n\n{_schedules(mine)}")
-            if any(_on_device(s) for r in mine for s in r["systems"].values()):
-                times = _by_system(mine, "{}: ms per step, of which products, moves (kernels)", _on_device)
+                out.append(f"{title}graph construction and scheduling (Cavs 5.2)\n\n{_schedules(suite_records)}")
+            if any(_on_device(s) for r in suite_records for s in r["systems"].values()):
+                times = _by_system(suite_records, "{}: ms per step, of which products, moves (kernels)", _on_device)
                 out.append(f"{title}time on the device alone, by its profiler\n\n{times}")
-            if fresh := [r for r in mine if not _cached(r)]:
+            if fresh := [r for r in suite_records if not _cached(r)]:
                 slow = [n for n in names_of(fresh) if any(r["systems"].get(n, {}).get("first", 0) > 0.5 for r in fresh)]
                 firsts = _by_system(fresh, "{}: first step, all batches once, compilations", _compilation, slow)
                 out.append(f"{title}compilation, once\n\n{firsts}")
@@ -84,11 +84,11 @@ def names_of(records: list[Record]) -> list[str]:
 
 def best_rates(records: list[Record]) -> dict[str, float]:
     """Returns the best GFLOP/s of a large product in all records that compare libraries, by library; else in all records."""
-    found: dict[str, float] = {}
-    each_of = [rates(r["systems"]) for r in records]
-    for each in [each for each in each_of if len(each) > 1] or each_of:
-        found |= {library: max(rate, found.get(library, 0.0)) for library, rate in each.items()}
-    return found
+    best: dict[str, float] = {}
+    all_speeds = [rates(r["systems"]) for r in records]
+    for speeds in [speeds for speeds in all_speeds if len(speeds) > 1] or all_speeds:
+        best |= {library: max(rate, best.get(library, 0.0)) for library, rate in speeds.items()}
+    return best
 
 
 def _environment(records: list[Record]) -> str:
@@ -99,15 +99,15 @@ def _environment(records: list[Record]) -> str:
     for system in e["versions"].values():  # Cavs first; a peer under another interpreter adds its own packages
         versions = {k: v for k, v in system.items() if k != "device"} | versions
     changed = " with changes" if e["changed"] else ""
-    found = best_rates(records)
-    by_rate = ", ".join(f"{library} {rate:.0f}" for library, rate in found.items())
+    best = best_rates(records)
+    by_rate = ", ".join(f"{library} {rate:.0f}" for library, rate in best.items())
     lines = [
         f"- {newest['date']}, commit {e['commit'][:10]}{changed}, {e['threads']} threads, {e['precision']}, {e['platform']}",
         "- " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items())),
         f"- {e['clock']}",
         f"- Rate of a large float32 product in GFLOP/s, the best measured, by library: {by_rate}",
     ]
-    if warning := told_apart(found):
+    if warning := told_apart(best):
         lines.append(f"- UNEQUAL: {warning}.")
     lacking = {n for n in suites.FAIR for r in records if r["suite"] == "cavs" and not r["systems"].get(n, {}).get("samples")}
     if lacking and e["device"].startswith("cpu"):
@@ -134,12 +134,12 @@ def _against(records: list[Record]) -> str:
     for r in sorted(records, key=lambda r: (r["suite"], dataclasses.astuple(parse(r["case"])))):
         named = ", ".join([r["suite"], r["case"], *([r["precision"]] if "precision" in r else [])])
         times = _times(r["systems"])
-        mine = min((times[n] for n in OURS if n in times), default=None)
-        if mine is None:
+        ours = min((times[n] for n in OURS if n in times), default=None)
+        if ours is None:
             continue
         compared += any(n not in OURS for n in times)
-        if found := sorted((t / mine, n) for n, t in times.items() if t < mine and n not in OURS):
-            ratios = (f"{n} {ratio:.2f}x{' (a bound)' if n in BOUNDS else ''}" for ratio, n in found)
+        if winners := sorted((t / ours, n) for n, t in times.items() if t < ours and n not in OURS):
+            ratios = (f"{n} {ratio:.2f}x{' (a bound)' if n in BOUNDS else ''}" for ratio, n in winners)
             faster.append(f"- {named}: {', '.join(ratios)}\n")
         for n in (n for n in OURS if n in times):
             share = _scheduling(r["systems"][n]) / times[n]
@@ -174,8 +174,8 @@ def _steps(records: list[Record]) -> str:
     others = [n for n in names_of(records) if n != "cavs"]
     rows, failures, disagree = [], {}, []
     for r in records:
-        systems, mine = r["systems"], r["systems"].get("cavs", {})
-        ours, engine = median(mine), engine_of("cavs", mine)
+        systems, cavs_result = r["systems"], r["systems"].get("cavs", {})
+        ours, engine = median(cavs_result), engine_of("cavs", cavs_result)
         floor = r["gflop"] / r["gemm"] if r["gemm"] and "gflop" in r else None
 
         def time(name: str, systems: Any = systems, ours: Any = ours, r: Any = r) -> str:
@@ -186,7 +186,7 @@ def _steps(records: list[Record]) -> str:
         failures |= {n: systems[n]["absent"] for n in others if _failed(r, n)}
         disagree += [f"{r['case']}: {n} by {s['deviation']:.1e}" for n, s in systems.items() if not s.get("agrees", True)]
         step = milliseconds(ours) + ("" if engine == "scan" else f" ({engine})") if ours else "-"
-        step += "" if mine.get("agrees", True) else " (!)"
+        step += "" if cavs_result.get("agrees", True) else " (!)"
         share = f"{100 * floor / ours:.0f} %" if floor and ours else "-"
         sizes = f"{r.get('gflop', 0):.3g}", milliseconds(floor) if floor else "-"
         rows.append((r["case"], *sizes, step, share, *map(time, others)))
@@ -215,9 +215,9 @@ def _schedules(records: list[Record]) -> str:
 
 def _by_system(records: list[Record], title: str, cell: Callable[[Record], str], names: list[str] | None = None) -> str:
     """Returns a table with a column for each system that has a cell in any record."""
-    of = lambda r, n: cell(r["systems"].get(n, {}))  # noqa: E731
-    names = [n for n in names_of(records) if any(of(r, n) for r in records)] if names is None else names
-    return table(("case", *map(title.format, names)), [(r["case"], *(of(r, n) or "-" for n in names)) for r in records])
+    cell_of = lambda r, n: cell(r["systems"].get(n, {}))  # noqa: E731
+    names = [n for n in names_of(records) if any(cell_of(r, n) for r in records)] if names is None else names
+    return table(("case", *map(title.format, names)), [(r["case"], *(cell_of(r, n) or "-" for n in names)) for r in records])
 
 
 def _on_device(system: Record) -> str:
@@ -265,10 +265,10 @@ NOTE = """\
 MARKS = ("<!-- bench:begin -->\n", "<!-- bench:end -->\n")
 
 
-def main_table(found: Records) -> str:
+def main_table(by_device: Records) -> str:
     """Returns the table: Cavs and the fastest other system in each case, and the devices and dates under it."""
     rows, measured = [], []
-    for device, records in found.items():
+    for device, records in by_device.items():
         kind = device.split("-")[0]
         of = {r["case"]: r for r in records if r["suite"] == "cavs" and "precision" not in r}
         new = [(of[name], row) for name in MAIN.get(kind, ()) if name in of and (row := _main_row(of[name], kind.upper()))]
@@ -277,8 +277,8 @@ def main_table(found: Records) -> str:
             dates = sorted({record["date"] for record, _ in new})
             best = best_rates([record for record, _ in new])
             unequal = f", {max(best.values()) / min(best.values()):.1f}x apart" if told_apart(best) else ""
-            each = ", ".join(f"{library} {rate / 1000:.3g}" for library, rate in best.items()) + unequal
-            speed = f"; rate of large products in TFLOP/s: {each}" if best else ""
+            listed = ", ".join(f"{library} {rate / 1000:.3g}" for library, rate in best.items()) + unequal
+            speed = f"; rate of large products in TFLOP/s: {listed}" if best else ""
             measured.append(f"{kind.upper()}: `{device}`, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}{speed}.")
     if not rows:
         return ""
@@ -289,18 +289,18 @@ def main_table(found: Records) -> str:
 def _main_row(record: Record, device: str) -> tuple[str, ...] | None:
     """Returns a row, or None if Cavs or all other systems have no result."""
     case, times = parse(record["case"]), _times(record["systems"])
-    mine = min((n for n in OURS if n in times), key=lambda n: times[n], default=None)
+    ours = min((n for n in OURS if n in times), key=lambda n: times[n], default=None)
     other = min((n for n in times if n not in OURS), key=lambda n: times[n], default=None)
-    if mine is None or other is None:
+    if ours is None or other is None:
         return None
     model = f"{MODELS[case.cell]}, hidden size {case.hidden}, batch size {case.batch}"
-    engine = " (persistent)" if engine_of(mine, record["systems"][mine]) == "persistent" else ""
+    engine = " (persistent)" if engine_of(ours, record["systems"][ours]) == "persistent" else ""
     peer = PEERS.get(other, f"{other}{' *' if other in BOUNDS else ''}")
-    ratio = f"{times[other] / times[mine]:.2f}x"
-    return model, device, milliseconds(times[mine]) + engine, peer, milliseconds(times[other]), ratio
+    ratio = f"{times[other] / times[ours]:.2f}x"
+    return model, device, milliseconds(times[ours]) + engine, peer, milliseconds(times[other]), ratio
 
 
-def with_main_table(readme: str, found: Records) -> str:
+def with_main_table(readme: str, by_device: Records) -> str:
     """Returns the README's text with the table between its marks replaced."""
     before, rest = readme.split(MARKS[0], 1)
-    return before + MARKS[0] + main_table(found) + MARKS[1] + rest.split(MARKS[1], 1)[1]
+    return before + MARKS[0] + main_table(by_device) + MARKS[1] + rest.split(MARKS[1], 1)[1]

@@ -88,16 +88,16 @@ class Bench:
         def prepare(slot: int, case: Case, name: str) -> dict[str, Any]:
             if reason := self.missing.get(name) or left_out(case, name):
                 return {"error": reason}
-            found: dict[str, Any] = {}
+            answers: dict[str, Any] = {}
             for command, arguments in (
                 ("open", {"case": case.name, "steps": case.steps(quick, self.device), "path": path}),
                 ("check", {}),
                 ("warm", {"limit": QUICK_WARM if quick and len(names) > 1 else None}),
             ):
-                found |= self.ask(name, command, slot, **arguments)
-                if "error" in found:
+                answers |= self.ask(name, command, slot, **arguments)
+                if "error" in answers:
                     break
-            return found
+            return answers
 
         before, started = os.getloadavg()[0], time.strftime("%Y-%m-%dT%H:%M:%S")
         jobs = [(slot, case, name) for slot, case in enumerate(cases) for name in names]
@@ -118,10 +118,10 @@ class Bench:
             self._time(record, slot, {name: prepared[slot, name].result() for name in names}, rounds, seconds)
             yield _rounded(record)
 
-    def _time(self, record: dict[str, Any], slot: int, found: dict[str, Any], rounds: int, seconds: float) -> None:
-        """Times one case and fills its record. `found` holds the answers of each system's preparation."""
+    def _time(self, record: dict[str, Any], slot: int, answers: dict[str, Any], rounds: int, seconds: float) -> None:
+        """Times one case and fills its record. `answers` are those of each system's preparation."""
         case, steps, systems = record["case"], record["steps"], record["systems"]
-        for name, prepared in found.items():
+        for name, prepared in answers.items():
             if "error" in prepared:
                 systems[name] = {"absent": prepared["error"]}
                 continue
@@ -144,15 +144,15 @@ class Bench:
                     systems[name] = {"absent": answer["error"]}
                     continue
                 systems[name]["samples"] += answer["samples"]
-                one = steps * passes[name] * min(answer["samples"])
-                samples[name] = max(samples[name] if self.device == "gpu" else 1, min(20, round(seconds / one)))
+                duration = steps * passes[name] * min(answer["samples"])
+                samples[name] = max(samples[name] if self.device == "gpu" else 1, min(20, round(seconds / duration)))
                 if r in (0, rounds - 1):
                     rate = self.ask(name, "gemm", slot).get("gflops", 0.0)
                     systems[name]["gemm"] = max(systems[name]["gemm"], rate)
         after, seconds_taken = self._work(), time.perf_counter() - start
         if before and after:
-            others = (after[0] - before[0]) - (after[1] - before[1])
-            record["other_cores"] = max(0.0, others / max(seconds_taken, 1e-9))
+            other_seconds = (after[0] - before[0]) - (after[1] - before[1])
+            record["other_cores"] = max(0.0, other_seconds / max(seconds_taken, 1e-9))
         for name in ready:
             if "samples" in systems[name]:
                 systems[name] |= self.ask(name, "schedule", slot, passes=passes[name]) | self.ask(name, "profile", slot)
@@ -180,9 +180,9 @@ class Bench:
 
 def _check(systems: dict[str, Any], tolerance: float) -> None:
     """Marks the systems whose losses differ from the median of all."""
-    found = {name: s["losses"] for name, s in systems.items() if "losses" in s}
-    for name, losses in found.items():
-        middle = [statistics.median(other[i] for other in found.values()) for i in range(len(losses))]
+    by_system = {name: s["losses"] for name, s in systems.items() if "losses" in s}
+    for name, losses in by_system.items():
+        middle = [statistics.median(values[i] for values in by_system.values()) for i in range(len(losses))]
         deviation = max(abs(x - m) / max(abs(m), 1e-30) for x, m in zip(losses, middle, strict=True))
         systems[name]["deviation"] = deviation
         systems[name]["agrees"] = bool(deviation <= tolerance)  # False for NaN too

@@ -120,7 +120,7 @@ def median(system: dict[str, Any]) -> float | None:
 
 def latest(results: Path = RESULTS) -> Records:
     """Returns the newest record of each case by device, with its environment and date."""
-    found: Records = {}
+    records: Records = {}
     for folder in sorted(p for p in results.glob("*") if p.is_dir()):
         newest: dict[Any, dict[str, Any]] = {}
         for path in sorted(folder.glob("*.json")):
@@ -130,5 +130,5 @@ def latest(results: Path = RESULTS) -> Records:
                 newest.pop(key(r), None)
                 newest[key(r)] = r
         if newest:
-            found[folder.name] = list(newest.values())
-    return found
+            records[folder.name] = list(newest.values())
+    return records

@@ -108,10 +108,10 @@ def _grid(quick: bool, device: str) -> list[Case]:
 def _mixtures(quick: bool, device: str) -> list[Case]:
     """VPPS's six applications at its sizes, and a lattice LSTM, against the closest peers over small and large batches."""
     hidden = VPPS_HIDDEN | {"lattice_lstm": 256}
-    found = []
+    cases = []
     for b in (1, 32, 8, 128, 2):  # in this order, if there is time for a few only
-        found += [_case("tree_lstm", "sst", 256, b, 128), *(_case(cell, SHAPE[cell], h, b) for cell, h in hidden.items())]
-    return found
+        cases += [_case("tree_lstm", "sst", 256, b, 128), *(_case(cell, SHAPE[cell], h, b) for cell, h in hidden.items())]
+    return cases
 
 
 def _scheduling(quick: bool, device: str) -> list[Case]:

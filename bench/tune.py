@@ -43,7 +43,7 @@ def tune(minutes: float, precision: str | None) -> Iterator[str]:
                 if key in tuned.records(target.device_kind):
                     continue
                 name = "cavs_forward" if task.made.forward else "cavs_backward"
-                layouts = fastest(task, target, end, lambda step, given, name=name: _of_the_launch(step, given, name))
+                layouts = fastest(task, target, end, lambda step, args, name=name: _of_the_launch(step, args, name))
                 best = sorted((layout.record for layout in layouts), key=lambda record: record["us"])
                 tuned.save(tuned.file_of(target.device_kind), {key: best[0]})
                 yield f"{key}:\n" + "\n".join(f"    {record}" for record in best)
@@ -59,8 +59,8 @@ def tasks_of(cell: str, hidden: int, batch: int) -> Iterator[Task]:
     return tasks(F, ready.init(jax.random.key(0)), sched, x, None, Target.here())
 
 
-def _of_the_launch(step: Any, given: Any, name: str) -> float:
+def _of_the_launch(step: Any, args: Any, name: str) -> float:
     """Returns the microseconds of the launch alone."""
-    jax.block_until_ready(step(given))
-    events = device_time.of_jax(lambda: jax.block_until_ready(step(given)))
+    jax.block_until_ready(step(args))
+    events = device_time.of_jax(lambda: jax.block_until_ready(step(args)))
     return statistics.median(end - start for kernel, start, end in events if kernel.startswith(name)) / 1000

@@ -105,18 +105,18 @@ class Worker:
         `schedules` of all batches, if the system has it, runs in turn with training steps, so that caches are as in a training
         loop. Otherwise `schedule` runs on each batch, in consecutive passes. `passes` is the number of timed passes.
         """
-        one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
-        if many is None:
-            if one is None:
+        schedule, schedules = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
+        if schedules is None:
+            if schedule is None:
                 return {"schedule": []}
-            times = [_seconds(lambda one=one: [one(batch) for batch in self.batches]) for _ in range(3)]
+            times = [_seconds(lambda schedule=schedule: [schedule(batch) for batch in self.batches]) for _ in range(3)]
             return {"schedule": [time / len(self.batches) for time in times]}
-        # `many` schedules several batches at once. It gets a stream of them: an epoch's, or half a second's.
-        batches = self._stream(lambda: _take(many(self.batches)), 0.5)
+        # `schedules` takes several batches at once. It gets a stream of them: an epoch's, or half a second's.
+        batches = self._stream(lambda: _take(schedules(self.batches)), 0.5)
         samples = []
         for _ in range(5):
             self._disturb()
-            samples.append(_seconds(lambda: _take(many(batches))) / len(batches))
+            samples.append(_seconds(lambda: _take(schedules(batches))) / len(batches))
         return dict(self._waiting(passes), schedule=samples)
 
     def _stream(self, run, seconds):
@@ -133,20 +133,20 @@ class Worker:
 
     def _waiting(self, passes, most=0.5):
         """Times steps with scheduling and with prepared schedules, in turn: what scheduling adds to the wall time."""
-        found = {"with_schedule": [], "without_schedule": []}
+        samples = {"with_schedule": [], "without_schedule": []}
         ahead = getattr(self.model, "ahead", self.model.schedules)
         pairs, most, batches = (7, most, []) if self.device == "cpu" else (5, 4 * most, self.batches * passes)
         if self.device == "cpu":  # a stream as long as that of `schedule`, if there is time
             batches = self._stream(lambda: self.model.train(ahead(self.batches), LEARNING_RATE), most / 2)
         prepared = list(ahead(batches))
         for _ in range(pairs):
-            for name in found:
+            for name in samples:
                 steps = ahead(batches) if name == "with_schedule" else prepared
                 seconds = _seconds(lambda steps=steps: self.model.train(steps, LEARNING_RATE))
-                found[name].append(seconds / len(batches))
+                samples[name].append(seconds / len(batches))
                 if seconds > most:  # in a long pass, scheduling is lost in the noise
                     return {}
-        return found
+        return samples
 
     def profile(self, most=16):
         """Measures the time on the device by its profiler, outside the timed rounds."""

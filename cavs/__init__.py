@@ -70,8 +70,8 @@ __all__ = sorted(_DEFINED_IN)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> object:
     if name not in _DEFINED_IN:
         raise AttributeError(f"module 'cavs' has no attribute {name!r}")
-    where = _DEFINED_IN[name]
-    value = getattr(importlib.import_module(f"cavs.{where}"), name) if where else importlib.import_module(f"cavs.{name}")
+    module = _DEFINED_IN[name]
+    value = getattr(importlib.import_module(f"cavs.{module}"), name) if module else importlib.import_module(f"cavs.{name}")
     globals()[name] = value
     return value
 

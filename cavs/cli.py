@@ -43,7 +43,7 @@ def _help(words: list[str]) -> int:
     import cavs
     from cavs._graphs.counted import suggestion
 
-    text = "\n".join(f"  {name:10}{told}" for name, told in HELPS.items())
+    text = "\n".join(f"  {name:10}{summary}" for name, summary in HELPS.items())
     parser = argparse.ArgumentParser(
         prog="cavs",
         description="Dynamic neural nets in JAX: trees, sequences, DAGs. Start with: cavs train",
@@ -52,10 +52,10 @@ def _help(words: list[str]) -> int:
         usage="cavs COMMAND ...",
     )
     parser.add_argument("--version", action="version", version=f"cavs {cavs.__version__}")
-    others = parser.parse_known_args(words)[1]
-    if others:
-        hint = suggestion(others[0], HELPS)
-        parser.error(f"got {others[0]!r}; expected one of {', '.join(HELPS)}. {hint}".rstrip())
+    unknown = parser.parse_known_args(words)[1]
+    if unknown:
+        hint = suggestion(unknown[0], HELPS)
+        parser.error(f"got {unknown[0]!r}; expected one of {', '.join(HELPS)}. {hint}".rstrip())
     parser.print_help()
     return 0
 

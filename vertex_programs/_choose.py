@@ -114,9 +114,9 @@ def check_fit(name: str, graphs: cavs.Graphs, where: str, program: Any = None) -
     limit, leaves_only = getattr(program, "arity", entry.arity), getattr(program, "leaf_inputs_only", entry.leaves_only)
     reads = inner_reads(graphs)
     fit = [
-        other
-        for other, e in PROGRAMS.items()
-        if other != name and (e.arity is None or e.arity >= graphs.max_fan_in) and not (e.leaves_only and reads)
+        candidate
+        for candidate, e in PROGRAMS.items()
+        if candidate != name and (e.arity is None or e.arity >= graphs.max_fan_in) and not (e.leaves_only and reads)
     ]
     if limit is not None and graphs.max_fan_in > limit:
         row = int(np.argmax(fan_in > limit))

@@ -51,10 +51,10 @@ def spelled_sources(chains: Sequence[cavs.Graphs], batch: int) -> list[Any]:
     starts = range(0, len(back), batch)
     room = _power_of_two(max((len(spelled_in(back[i : i + batch])[0]) for i in starts), default=8))
 
-    def pick(some: np.ndarray) -> np.ndarray:
-        found = spelled_in(back[some])[0]
-        out = np.zeros(max(room, _power_of_two(len(found))), np.int64)  # the rest is the placeholder
-        out[: len(found)] = found
+    def pick(index: np.ndarray) -> np.ndarray:
+        spellings = spelled_in(back[index])[0]
+        out = np.zeros(max(room, _power_of_two(len(spellings))), np.int64)  # the rest is the placeholder
+        out[: len(spellings)] = spellings
         return out
 
     return [words, back, (spelled, pick), (spelled_back, pick)]
@@ -67,9 +67,9 @@ def spelled_in(back: cavs.Graphs) -> tuple[np.ndarray, np.ndarray]:
         back: The reversed chains of words of the batch.
     """
     assert back.input_id is not None
-    found, index = np.unique(back.input_id, return_inverse=True)
-    skip = int(len(found) > 0 and found[0] < 0)
-    return found[skip:], index.astype(np.int32) - skip
+    distinct, index = np.unique(back.input_id, return_inverse=True)
+    skip = int(len(distinct) > 0 and distinct[0] < 0)
+    return distinct[skip:], index.astype(np.int32) - skip
 
 
 def _power_of_two(n: int) -> int:

@@ -202,10 +202,10 @@ def greedy(best: Callable[..., Array], source: cavs.Graphs, rows: Array, end: in
     running, words = np.ones(len(source), bool), []
     for t in range(int(lengths.max())):
         at = np.minimum(first + t, first + lengths - 1)
-        found = np.asarray(best(*scheds, y, at.astype(np.int32)))
-        words.append(np.where(running, found, end))
-        running &= (found != end) & (t + 1 < lengths)
+        next_words = np.asarray(best(*scheds, y, at.astype(np.int32)))
+        words.append(np.where(running, next_words, end))
+        running &= (next_words != end) & (t + 1 < lengths)
         if not running.any():
             break
-        y[(at + 1)[running]] = rows[found[running]]
+        y[(at + 1)[running]] = rows[next_words[running]]
     return [sentence[: (*sentence, end).index(end)] for sentence in np.stack(words, 1).tolist()]

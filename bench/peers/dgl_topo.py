@@ -53,9 +53,9 @@ class DglTopo:
         torch.set_num_threads(self._threads)
         p, graph = self._p, self.schedule(batch)
         words = torch.from_numpy(np.concatenate([g["word"] for g in batch]))
-        at = torch.nonzero(words >= 0)[:, 0]
-        x = p["embed"].index_select(0, words[at]).requires_grad_()
-        iou = p["b_iou"].expand(len(words), -1).index_add(0, at, x @ p["w_iou"])
+        rows = torch.nonzero(words >= 0)[:, 0]
+        x = p["embed"].index_select(0, words[rows]).requires_grad_()
+        iou = p["b_iou"].expand(len(words), -1).index_add(0, rows, x @ p["w_iou"])
         forget = p["b_f"].expand(len(words), -1)
         if not self._leaves_only:
             forget = forget + x @ p["w_f"]
@@ -68,6 +68,6 @@ class DglTopo:
         loss = cross_entropy(torch.addmm(p["out_b"], h[roots], p["out_w"]), labels)
         dx, *grads = torch.autograd.grad(loss, [x, *self._weights], materialize_grads=True)
         with torch.no_grad():
-            p["embed"].index_add_(0, words[at], dx, alpha=-lr)
+            p["embed"].index_add_(0, words[rows], dx, alpha=-lr)
             torch._foreach_add_(self._weights, grads, alpha=-lr)
         return loss.item()

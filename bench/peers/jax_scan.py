@@ -40,8 +40,8 @@ class JaxPeer:
 
     def compile(self, batches, lr=0.05):
         """Compiles the shapes of these batches in parallel."""
-        each = {tuple(x.shape for x in jax.tree.leaves(b)): b for b in map(self.schedule, batches)}
-        lowered = [self._step.lower(self._p, b, lr) for b in each.values()]
+        by_shape = {tuple(x.shape for x in jax.tree.leaves(b)): b for b in map(self.schedule, batches)}
+        lowered = [self._step.lower(self._p, b, lr) for b in by_shape.values()]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda x: x.compile(), lowered))
 
@@ -71,15 +71,15 @@ def rounded(n, ratio=1.25):
 def pad_levels(batch):
     """Children of every level, padded to the widest; words padded by one out of the vocabulary."""
     lv = tree_levels(batch)
-    leaves, widest, levels = rounded(len(lv.words)), rounded(max(lv.sizes, default=1)), rounded(len(lv.sizes))
+    leaves, width, levels = rounded(len(lv.words)), rounded(max(lv.sizes, default=1)), rounded(len(lv.sizes))
     sizes = np.asarray(lv.sizes, np.int64)
     starts = np.cumsum(sizes) - sizes
     level = np.repeat(np.arange(len(sizes)), sizes)
     column = np.arange(len(lv.left)) - starts[level]
-    row = np.arange(leaves + levels * widest)  # of the table: leaves, then level after level
-    real = np.concatenate([row[: len(lv.words)], leaves + level * widest + column])
-    nowhere = leaves + levels * widest  # a row of zeros
-    kids = np.full((2, levels, widest), nowhere, np.int32)
+    row = np.arange(leaves + levels * width)  # of the table: leaves, then level after level
+    real = np.concatenate([row[: len(lv.words)], leaves + level * width + column])
+    zero_row = leaves + levels * width  # a row of zeros
+    kids = np.full((2, levels, width), zero_row, np.int32)
     kids[0, level, column], kids[1, level, column] = real[lv.left], real[lv.right]
     words = np.full(leaves, NO_WORD, np.int32)
     words[: len(lv.words)] = lv.words
@@ -120,8 +120,8 @@ def _sweep(leaves, kids, inner):
     _, levels, width = kids.shape
     table = jnp.zeros((len(leaves) + levels * width + 1, leaves.shape[1])).at[: len(leaves)].set(leaves)
 
-    def level(table, at):
-        t, (left, right) = at
+    def level(table, inputs):
+        t, (left, right) = inputs
         states = inner(table[left], table[right])
         return jax.lax.dynamic_update_slice_in_dim(table, states, len(leaves) + t * width, 0), None
 

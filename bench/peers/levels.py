@@ -96,8 +96,8 @@ def _sweep(n, inner, left, right):
         ready = done[left] & done[right]
         height[waiting[ready]] = level
         done[inner[waiting[ready]]] = True
-        rest = ~ready
-        waiting, left, right = waiting[rest], left[rest], right[rest]
+        unready = ~ready
+        waiting, left, right = waiting[unready], left[unready], right[unready]
     return height
 
 

@@ -48,19 +48,19 @@ class BiLSTM:
     def __call__(self, x, lengths, ends=False):
         """Returns h of all rows of `x`, concatenated sequences: (rows, 2H); with `ends` one row per sequence."""
         index, sizes, order = both_ways(lengths)
-        both, order = torch.from_numpy(index).to(x.device), torch.from_numpy(order).to(x.device)
-        h, last = (self._packed if self.kind == "packed" else self._loop)(x, both, sizes)
+        indices, order = torch.from_numpy(index).to(x.device), torch.from_numpy(order).to(x.device)
+        h, last = (self._packed if self.kind == "packed" else self._loop)(x, indices, sizes)
         return _put_back(torch.cat([last[0], last[1]], 1), order) if ends else h
 
-    def _packed(self, x, both, sizes):
+    def _packed(self, x, indices, sizes):
         """h of all rows, and of the last of each sequence in both directions."""
-        out, (last, _) = self.lstm(PackedSequence(x.index_select(0, both[0]), torch.from_numpy(sizes)))
-        return _put_back(out.data, both[0]), last
+        out, (last, _) = self.lstm(PackedSequence(x.index_select(0, indices[0]), torch.from_numpy(sizes)))
+        return _put_back(out.data, indices[0]), last
 
-    def _loop(self, x, both, sizes):
+    def _loop(self, x, indices, sizes):
         """As `_packed`, by a loop over time steps."""
         w, u, b = (torch.stack([self.weights[f"{d}.{k}"] for d in DIRECTIONS]) for k in "wub")
-        x, sizes = x.index_select(0, both.view(-1)).view(2, -1, x.shape[1]), sizes.tolist()
+        x, sizes = x.index_select(0, indices.view(-1)).view(2, -1, x.shape[1]), sizes.tolist()
         z = torch.baddbmm(b[:, None], x, w).split(sizes, 1)
         h = c = x.new_zeros(2, sizes[0], self.hidden)
         rows, ended = [], []
@@ -71,7 +71,7 @@ class BiLSTM:
             h, c = lstm_state(torch.baddbmm(zt, h, u), c)
             rows.append(h)
         rows, last = torch.cat(rows, 1), torch.cat([h, *ended[::-1]], 1)
-        return torch.cat([_put_back(rows[0], both[0]), _put_back(rows[1], both[1])], 1), last
+        return torch.cat([_put_back(rows[0], indices[0]), _put_back(rows[1], indices[1])], 1), last
 
 
 def _put_back(x, order):

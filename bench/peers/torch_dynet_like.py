@@ -153,11 +153,11 @@ class TorchDynetLike(TorchPeer):
         sig = op[order]
         width, at, pools = self._width[sig], np.empty(len(op), np.int64), {}
         for w in set(self._width[np.flatnonzero(np.bincount(op))].tolist()):
-            mine = np.flatnonzero(width == w)
-            at[mine] = np.arange(len(mine))
-            if w not in self._pools or len(self._pools[w][0]) < len(mine):
-                self._pools[w] = torch.empty(2, len(mine) + len(mine) // 4, w, device=self._device)
-            pools[w] = self._pools[w][:, : len(mine)]
+            members = np.flatnonzero(width == w)
+            at[members] = np.arange(len(members))
+            if w not in self._pools or len(self._pools[w][0]) < len(members):
+                self._pools[w] = torch.empty(2, len(members) + len(members) // 4, w, device=self._device)
+            pools[w] = self._pools[w][:, : len(members)]
             pools[w][1].zero_()
         row = np.empty(len(op), np.int64)
         row[order] = at
@@ -168,13 +168,13 @@ class TorchDynetLike(TorchPeer):
         for arg in (a, b):
             rows = row[arg[order]]
             breaks = np.cumsum(np.diff(rows, prepend=rows[0]) != 1)
-            together = breaks[starts] == breaks[ends - 1]
-            operands.append((together.tolist(), rows[starts].tolist(), self._send(rows)))
+            contiguous = breaks[starts] == breaks[ends - 1]
+            operands.append((contiguous.tolist(), rows[starts].tolist(), self._send(rows)))
         extras = self._send(extras[order])
 
         def operand(k, pool, start, n, batch):
-            together, first, rows = operands[k]
-            if together[batch]:
+            contiguous, first, rows = operands[k]
+            if contiguous[batch]:
                 rows = slice(first[batch], first[batch] + n)
                 return pool[0][rows], pool[1][rows], None
             return pool[0], pool[1], rows[start : start + n]

@@ -41,8 +41,8 @@ class TorchFlashRNN(Autograd):
         return pad(batch)
 
     def _net(self, batch):
-        both, _ = pad(batch)
-        (chains, longest, _), width, p = both.shape, self._width, self._p
+        padded, _ = pad(batch)
+        (chains, longest, _), width, p = padded.shape, self._width, self._p
 
         def forward(x):
             gates = linear(x, p["w"]).view(chains, longest, 4, 1, width)
@@ -56,5 +56,5 @@ class TorchFlashRNN(Autograd):
             )
             return states[0].reshape(-1, width)  # of (states, chains, steps, heads, width)
 
-        words, labels = both.view(-1, 2).t().contiguous().numpy()
+        words, labels = padded.view(-1, 2).t().contiguous().numpy()
         return words, forward, labels

@@ -231,8 +231,8 @@ class TorchLevelled(Autograd):
                     link = torch.addmm(z_link.index_select(0, owner), c_word, p["u_link"]).sigmoid().exp()
                     e = i.exp()
                     mixed = (e * g).index_add(0, owner, link * c_word) / e.index_add(0, owner, link)
-                    has = torch.zeros(n, 1, dtype=torch.bool, device=x.device).index_fill_(0, owner, True)
-                    c = torch.where(has, mixed, c)
+                    has_word = torch.zeros(n, 1, dtype=torch.bool, device=x.device).index_fill_(0, owner, True)
+                    c = torch.where(has_word, mixed, c)
                     table = table.index_select(0, kept)
                 h = o * c.tanh()
                 outs.append(h)
@@ -253,10 +253,10 @@ class TorchLevelled(Autograd):
             owner = self._send(lv.owners).split(lv.edges)
 
             def inner(level, h):
-                zt, now = z[level + 1], owner[level + 1]
+                zt, owners = z[level + 1], owner[level + 1]
                 e = (h @ p["s"]).exp()  # |h| < 1: no need to take the maximum off
-                total = x.new_zeros(len(zt)).index_add(0, now, e)
-                m = x.new_zeros(len(zt), self._width).index_add(0, now, e[:, None] * h) / total[:, None]
+                total = x.new_zeros(len(zt)).index_add(0, owners, e)
+                m = x.new_zeros(len(zt), self._width).index_add(0, owners, e[:, None] * h) / total[:, None]
                 return self._gru(zt, m)
 
             return carry(self._gru(z[0]), lv.sizes[1:], lv.edges[1:], lv.kids, lv.roots, inner)
@@ -288,15 +288,15 @@ def carry(table, sizes, edges, kids, roots, inner):
     place[live] = live
     takes = []
     for t, (n, read) in enumerate(zip(sizes, edges, strict=True)):
-        rest = live[reader[live] > t]
-        takes.append(place[np.concatenate([kids[first : first + read], rest])])
-        live = np.concatenate([rest, np.arange(total, total + n)])
+        surviving = live[reader[live] > t]
+        takes.append(place[np.concatenate([kids[first : first + read], surviving])])
+        live = np.concatenate([surviving, np.arange(total, total + n)])
         place[live] = np.arange(len(live))
         total, first = total + n, first + read
     # One transfer for the indices of all levels.
     takes.append(place[roots])
     indices = torch.from_numpy(np.concatenate(takes)).to(table.device).split([len(t) for t in takes])
     for t, (index, read) in enumerate(zip(indices[:-1], edges, strict=True)):
-        now, later = table.index_select(0, index).split([read, len(index) - read])
-        table = torch.cat([later, inner(t, now)])
+        children, carried = table.index_select(0, index).split([read, len(index) - read])
+        table = torch.cat([carried, inner(t, children)])
     return table.index_select(0, indices[-1])

@@ -114,9 +114,9 @@ class TorchManual(TorchPeer):
         fk[2 * inner :].zero_()
         iu_gates = gates[:, width:].view(nodes, 2, width).split(sizes)
         u_iou_t, u_f_t, slots = p["u_iou"].t(), p["u_f"].t(), slot.split(sizes)
-        widest = [self._buffer(k, max(sizes), width) for k in ("dh", "dc")]
+        buffers = [self._buffer(k, max(sizes), width) for k in ("dh", "dc")]
         for t in range(len(sizes) - 1, -1, -1):
-            n, (dh, dc) = sizes[t], (a[: sizes[t]] for a in widest)
+            n, (dh, dc) = sizes[t], (a[: sizes[t]] for a in buffers)
             torch.index_select(dhk, 0, slots[t], out=dh)
             torch.index_select(fk, 0, slots[t], out=dc)
             dc.addcmul_(dh, tc_by[t], value=2)
@@ -217,10 +217,10 @@ class TorchManual(TorchPeer):
                 dhs[t - 1][:n].addmm_(gates_by[t], u_t)
                 dct.mul_(keeps[t])
 
-        later = slice(sizes[0], nodes)
+        after_first = slice(sizes[0], nodes)
         _sgd(p["embed"], words, gates @ p["w"].t(), lr)
         _affine_sgd(p["w"], p["b"], x, gates, lr)
-        torch.addmm(p["u"], hp[later].t(), gates[later], alpha=-lr, out=p["u"])
+        torch.addmm(p["u"], hp[after_first].t(), gates[after_first], alpha=-lr, out=p["u"])
         return loss
 
 

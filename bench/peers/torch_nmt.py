@@ -52,10 +52,10 @@ class Translation(torch.nn.Module):
             h, c = self.decoder(torch.cat([word, context], -1), (h, c))
             arguments = h, keys, encoded, valid
             if self.again:
-                found: Any = torch.utils.checkpoint.checkpoint(self.attend, *arguments, use_reentrant=False)
+                attended: Any = torch.utils.checkpoint.checkpoint(self.attend, *arguments, use_reentrant=False)
             else:
-                found = self.attend(*arguments)
-            context = torch.tanh(torch.cat([h, found], -1) @ self.combine)
+                attended = self.attend(*arguments)
+            context = torch.tanh(torch.cat([h, attended], -1) @ self.combine)
             states.append(context)
         logits = torch.stack(states) @ self.out
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
@@ -76,10 +76,10 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
     """
     if case != "nmt":
         raise ValueError(f"echo: case: got {case!r}; expected 'nmt', the model that is written in PyTorch.")
-    found, device = CASES[case], torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, device = CASES[case], torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     with jax.default_device(jax.devices("cpu")[0]):
-        params, batch = jax.device_get(found.init(jax.random.key(0), **getattr(found, size)))
+        params, batch = jax.device_get(model.init(jax.random.key(0), **getattr(model, size)))
     net = Translation(params, variant == TORCH[1]).to(device)
     data = [torch.tensor(np.asarray(x), dtype=torch.int64, device=device) for x in batch]
     fixed = sum(x.numel() * x.element_size() for x in (*net.parameters(), *data))

@@ -39,9 +39,9 @@ class TorchPackedLSTM(Autograd):
 
     def _net(self, batch):
         if self._padded:
-            both, _ = pad(batch)
-            forward = lambda x: self._layer(x.view(*both.shape[:2], -1))[0].flatten(0, 1)  # noqa: E731
-            words, labels = both.view(-1, 2).t().contiguous().numpy()
+            padded, _ = pad(batch)
+            forward = lambda x: self._layer(x.view(*padded.shape[:2], -1))[0].flatten(0, 1)  # noqa: E731
+            words, labels = padded.view(-1, 2).t().contiguous().numpy()
             return words, forward, labels
         packed = _pack(batch)
         # The batch sizes stay on the host; the two permutations are not needed, as all rows are read out in packed order.
@@ -56,16 +56,16 @@ class TorchPackedCudaGraph(InCudaGraph, TorchPackedLSTM):
 
 def _pack(batch):
     """Words and labels as a `PackedSequence`."""
-    both, lengths = pad(batch)
-    return pack_padded_sequence(both, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
+    padded, lengths = pad(batch)
+    return pack_padded_sequence(padded, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
 
 
 def pad(batch):
     """(chains, longest, 2) words and labels, and the lengths."""
     lengths = np.array([len(g["words"]) for g in batch])
-    both = np.zeros((len(batch), lengths.max(), 2), np.int64)
-    both[..., 1] = IGNORED
+    padded = np.zeros((len(batch), lengths.max(), 2), np.int64)
+    padded[..., 1] = IGNORED
     real = np.arange(lengths.max()) < lengths[:, None]
-    both[real, 0] = np.concatenate([g["words"] for g in batch])
-    both[real, 1] = np.concatenate([g["labels"] for g in batch])
-    return torch.from_numpy(both), lengths
+    padded[real, 0] = np.concatenate([g["words"] for g in batch])
+    padded[real, 1] = np.concatenate([g["labels"] for g in batch])
+    return torch.from_numpy(padded), lengths

@@ -121,14 +121,14 @@ class InCudaGraph:
     def _capture(self, batch, lr):
         """A rehearsal on a side stream, which sends the indices and makes the buffers; the parameters put back; the capture."""
         self._sent = []
-        before = [(p, p.detach().clone()) for p in self._all_parameters()]
+        saved = [(p, p.detach().clone()) for p in self._all_parameters()]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._train(batch, lr)
         torch.cuda.current_stream().wait_stream(side)
         with torch.no_grad():
-            for p, value in before:
+            for p, value in saved:
                 p.copy_(value)
         graph = torch.cuda.CUDAGraph()
         self._replayed = iter(self._sent)
@@ -183,15 +183,15 @@ def of_lstm(module, suffix="_l0"):
 
 def load_gru(module, values):
     """Copies our `w`, `u`, `b` and `d` to nn.GRU. Of its second bias only what the reset gate multiplies, `d`, trains."""
-    first = torch.cat([torch.zeros_like(values["d"]), torch.zeros_like(values["d"])])
+    zeros = torch.cat([torch.zeros_like(values["d"]), torch.zeros_like(values["d"])])
     with torch.no_grad():
         for ours, theirs in NAMES.items():
             getattr(module, theirs + "_l0").copy_(values[ours].t())
-        module.bias_hh_l0.copy_(torch.cat([first, values["d"]]))
-    module.bias_hh_l0.register_hook(lambda gradient: torch.cat([first, gradient[len(first) :]]))
+        module.bias_hh_l0.copy_(torch.cat([zeros, values["d"]]))
+    module.bias_hh_l0.register_hook(lambda gradient: torch.cat([zeros, gradient[len(zeros) :]]))
 
 
 def of_gru(module):
     """The inverse of `load_gru`."""
-    found = {ours: getattr(module, theirs + "_l0").t().contiguous() for ours, theirs in NAMES.items()}
-    return found | {"d": module.bias_hh_l0[len(module.bias_hh_l0) // 3 * 2 :]}
+    params = {ours: getattr(module, theirs + "_l0").t().contiguous() for ours, theirs in NAMES.items()}
+    return params | {"d": module.bias_hh_l0[len(module.bias_hh_l0) // 3 * 2 :]}

@@ -48,14 +48,14 @@ class ConvolutionChoice(NamedTuple):
 
 def choose(operation: Operation, sizes: ConvolutionSizes, target: Target) -> ConvolutionChoice:
     """Returns what was fastest on a device, and measures that if it is not known. `m` and `columns` of `sizes` are ignored."""
-    named = operation.layouts(sizes, target)
+    layouts = operation.layouts(sizes, target)
     key = json.dumps([VERSION, jax.__version__, operation.name, *dataclasses.astuple(sizes)])
     records = _records(target.device_kind)
     if key not in records:
         # In a thread of its own: this one may be tracing.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             try:
-                records[key] = pool.submit(_measured, operation, sizes, named).result()
+                records[key] = pool.submit(_measured, operation, sizes, layouts).result()
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
@@ -63,15 +63,15 @@ def choose(operation: Operation, sizes: ConvolutionSizes, target: Target) -> Con
         with contextlib.suppress(OSError):  # the home directory is not writable: the next process measures again
             tuned.save(_file(target.device_kind), {key: records[key]})
     times = records[key]
-    return ConvolutionChoice(named.get(min(times, key=times.__getitem__)), times)
+    return ConvolutionChoice(layouts.get(min(times, key=times.__getitem__)), times)
 
 
-def _measured(operation: Operation, sizes: ConvolutionSizes, named: dict[str, ConvolutionLayout]) -> dict[str, float]:
+def _measured(operation: Operation, sizes: ConvolutionSizes, layouts: dict[str, ConvolutionLayout]) -> dict[str, float]:
     """Microseconds of each candidate and of XLA. Candidates compile side by side, and are timed one after another."""
     # Constant operands: how long a candidate takes does not depend on them, but for the power that the chip draws.
     operands = [jnp.full(shape, 1e-2, jnp.float32) for shape in operation.shapes(sizes)]
     functions = {XLA: functools.partial(operation.by_xla, pads=sizes.padding)}
-    functions |= {name: functools.partial(operation.launch, pads=sizes.padding, layout=of) for name, of in named.items()}
+    functions |= {name: functools.partial(operation.launch, pads=sizes.padding, layout=of) for name, of in layouts.items()}
     lowered = {name: jax.jit(function).lower(*operands) for name, function in functions.items()}
     with concurrent.futures.ThreadPoolExecutor(len(lowered)) as pool:
         compiled = dict(zip(lowered, pool.map(lambda low: low.compile(), lowered.values()), strict=True))

@@ -80,8 +80,8 @@ def explain_conv(x: Any, w: Any, padding: Padding = "SAME", *, precision: Any = 
     why = _unfit(x, w, pads, precision)
     if why:
         return f"XLA's convolution: {why}."
-    named = (("", primitives.CONVOLUTION), ("\nGradient with respect to w: ", primitives.FILTERS))
-    return "".join(text + _explained(primitives.chosen(of, x.shape, w.shape[3], pads)) for text, of in named)
+    operations = (("", primitives.CONVOLUTION), ("\nGradient with respect to w: ", primitives.FILTERS))
+    return "".join(text + _explained(primitives.chosen(operation, x.shape, w.shape[3], pads)) for text, operation in operations)
 
 
 def _explained(choice: ConvolutionChoice) -> str:
@@ -113,8 +113,8 @@ def _unfit(x: Any, w: Any, pads: Pads, precision: Any) -> str | None:
 def _asks_float32(precision: Any) -> bool:
     if isinstance(precision, tuple | list):
         return all(map(_asks_float32, precision))
-    asked = jax.config.jax_default_matmul_precision if precision is None else precision  # type: ignore
-    return str(asked).lower().rsplit(".", 1)[-1] in ("highest", "float32", "f32_f32_f32")
+    requested = jax.config.jax_default_matmul_precision if precision is None else precision  # type: ignore
+    return str(requested).lower().rsplit(".", 1)[-1] in ("highest", "float32", "f32_f32_f32")
 
 
 def _checked(x: Any, w: Any) -> tuple[jax.Array, jax.Array]:

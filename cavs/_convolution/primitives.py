@@ -69,8 +69,8 @@ def _filters_shape(x: Any, dy: Any, pads: Pads) -> Shape:
 
 def _typed(shape_of: Callable[[Any, Any, Pads], Shape]) -> Callable[..., Any]:
     def type_of(x: Any, other: Any, *, pads: Pads, forced: bool) -> Any:
-        whole = NamedSharding(x.sharding.mesh, PartitionSpec(*[None] * 4))
-        return x.update(shape=shape_of(x, other, pads), weak_type=False, sharding=whole)
+        replicated = NamedSharding(x.sharding.mesh, PartitionSpec(*[None] * 4))
+        return x.update(shape=shape_of(x, other, pads), weak_type=False, sharding=replicated)
 
     return type_of
 
@@ -87,10 +87,10 @@ def _to_images(dy: jax.Array, x: Any, w: jax.Array, *, pads: Pads, forced: bool)
 
 # --- Batches.
 def _batch_conv(args: Sequence[jax.Array], dims: Sequence[Any], **how: Any) -> tuple[jax.Array, int]:
-    (x, w), (at, of_w) = args, dims
-    if of_w is not None:  # filters of their own for each: one after another
+    (x, w), (x_dim, w_dim) = args, dims
+    if w_dim is not None:  # filters of their own for each: one after another
         return _one_by_one(conv, args, dims, **how)
-    x = jnp.moveaxis(x, at, 0)
+    x = jnp.moveaxis(x, x_dim, 0)
     y = conv(x.reshape(-1, *x.shape[2:]), w, **how)
     return y.reshape(*x.shape[:2], *y.shape[1:]), 0
 
@@ -99,7 +99,7 @@ def _one_by_one(
     run: Callable[..., jax.Array], args: Sequence[jax.Array], dims: Sequence[Any], **how: Any
 ) -> tuple[jax.Array, int]:
     mapped = {i: jnp.moveaxis(args[i], d, 0) for i, d in enumerate(dims) if d is not None}
-    return lax.map(lambda some: run(*(some.get(i, a) for i, a in enumerate(args)), **how), mapped), 0
+    return lax.map(lambda slices: run(*(slices.get(i, a) for i, a in enumerate(args)), **how), mapped), 0
 
 
 # --- What runs.
@@ -144,8 +144,8 @@ def _running(operation: Operation) -> Any:
 def _lowering(operation: Operation) -> Callable[..., Any]:
     def lower(context: Any, x: Any, other: Any, *, pads: Pads, forced: bool) -> Any:
         # A launch is for the GPU of this process, and a program may be lowered for another device.
-        here = not Target.here().is_gpu or tuple(context.module_context.platforms) == ("cuda",)
-        run = functools.partial(RUNNING[operation.name], forced=forced) if here else operation.by_xla
+        is_local = not Target.here().is_gpu or tuple(context.module_context.platforms) == ("cuda",)
+        run = functools.partial(RUNNING[operation.name], forced=forced) if is_local else operation.by_xla
         return mlir.lower_fun(functools.partial(run, pads=pads), multiple_results=False)(context, x, other)
 
     return lower

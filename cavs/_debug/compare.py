@@ -78,10 +78,10 @@ class _Differences:
                 self._all.append(Difference(f"{name}{path}", None, None, None, None, a, b, float(error[0]), 0))
                 continue
             rows = np.flatnonzero(bad)
-            one = int(rows[np.argmin(self._levels[vertex[rows]])])
-            row, vertices = int(vertex[one]), len(np.unique(vertex[rows]))
-            where = (row, *vertex_at(self._graphs.vertex_offsets, row), int(self._graphs.height[row]))
-            self._all.append(Difference(f"{name}{path}", *where, a[one], b[one], float(error[one]), vertices))
+            first = int(rows[np.argmin(self._levels[vertex[rows]])])
+            row, vertices = int(vertex[first]), len(np.unique(vertex[rows]))
+            place = (row, *vertex_at(self._graphs.vertex_offsets, row), int(self._graphs.height[row]))
+            self._all.append(Difference(f"{name}{path}", *place, a[first], b[first], float(error[first]), vertices))
 
     def in_order(self) -> list[Difference]:
         """Returns the differences by level and row, those without a vertex last. Those at one vertex keep their order."""
@@ -203,30 +203,30 @@ def compare(
     def looped(p: PyTree, x: PyTree, e: PyTree) -> PyTree:
         return loop(probe, p, graphs, x, e, call)
 
-    both = {"inputs": inputs, "delta": deltas}
-    how = functools.partial(_values_and_gradients, gradients=gradients)
-    plain, plain_grads = how(batched(F, sched, graphs, engine), params, inputs, edges)
-    got, got_grads = how(batched(probe, sched, graphs, engine), params, both, edges, "push")
-    want, want_grads = how(looped, params, both, edges, "push")
+    probe_inputs = {"inputs": inputs, "delta": deltas}
+    evaluate = functools.partial(_values_and_gradients, gradients=gradients)
+    plain, plain_grads = evaluate(batched(F, sched, graphs, engine), params, inputs, edges)
+    got, got_grads = evaluate(batched(probe, sched, graphs, engine), params, probe_inputs, edges, "push")
+    want, want_grads = evaluate(looped, params, probe_inputs, edges, "push")
 
     if tolerance is None:
         dtypes = {x.dtype for x in (*jax.tree.leaves((params, inputs)), *F.state_avals(params, inputs))}
         tolerance = max([_TOLERANCE.get(d.name, _COARSE) for d in dtypes if jnp.issubdtype(d, jnp.inexact)], default=0.0)
-    found, later = _Differences(graphs, tolerance), _Differences(graphs, tolerance, down=True)
+    forward, backward = _Differences(graphs, tolerance), _Differences(graphs, tolerance, down=True)
     vertices = np.arange(graphs.num_vertices)
-    found.add("state", got["state"], want["state"], vertices)
-    found.add("push", plain, want["push"], vertices)
+    forward.add("state", got["state"], want["state"], vertices)
+    forward.add("push", plain, want["push"], vertices)
     if gradients:
         named = F.state_tree.unflatten(range(F.state_tree.num_leaves))
         names = {str(i): jax.tree_util.keystr(path) for path, i in jax.tree_util.tree_flatten_with_path(named)[0]}
         for i in got_grads[1]["delta"]:
-            later.add(f"gradient of state{names[i]}", got_grads[1]["delta"][i], want_grads[1]["delta"][i], vertices)
-        later.add("gradient of inputs", plain_grads[1], want_grads[1]["inputs"], vertices)
-        later.add("gradient of edges", plain_grads[2], want_grads[2], graphs._edges[0])
-        later.add("gradient of params", plain_grads[0], want_grads[0], None)
-    worst, what = max(found.worst, later.worst), "states, pushes and gradients" if gradients else "states and pushes"
-    summary = f"{what} of {counted(graphs.num_vertices, 'vertex')}, largest difference {worst:.3g}"
-    return Comparison((*found.in_order(), *later.in_order()), summary)
+            backward.add(f"gradient of state{names[i]}", got_grads[1]["delta"][i], want_grads[1]["delta"][i], vertices)
+        backward.add("gradient of inputs", plain_grads[1], want_grads[1]["inputs"], vertices)
+        backward.add("gradient of edges", plain_grads[2], want_grads[2], graphs._edges[0])
+        backward.add("gradient of params", plain_grads[0], want_grads[0], None)
+    worst, compared = max(forward.worst, backward.worst), "states, pushes and gradients" if gradients else "states and pushes"
+    summary = f"{compared} of {counted(graphs.num_vertices, 'vertex')}, largest difference {worst:.3g}"
+    return Comparison((*forward.in_order(), *backward.in_order()), summary)
 
 
 def probed(F: VertexFunction, params: PyTree, inputs: PyTree, num_vertices: int) -> tuple[VertexFunction, dict[str, jax.Array]]:

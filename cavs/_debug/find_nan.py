@@ -110,9 +110,9 @@ def find_nan(
     edges = checked_rows("find_nan: edges", edges, graphs.num_edges, "edge")
     search = _Search(F, params, graphs, inputs, edges, infinities)
     vertices = np.arange(graphs.num_vertices)
-    for where, tree, of in (("params", params, None), ("inputs", inputs, vertices), ("edges", edges, graphs._edges[0])):
+    for where, tree, owners in (("params", params, None), ("inputs", inputs, vertices), ("edges", edges, graphs._edges[0])):
         if bad := search.first_bad([(where, tree)]):
-            return search.report(where, bad.symbol, None if of is None else of[search.bad_rows(bad.leaf)][0])
+            return search.report(where, bad.symbol, None if owners is None else owners[search.bad_rows(bad.leaf)][0])
     if not graphs.num_vertices:
         return None
 
@@ -122,9 +122,9 @@ def find_nan(
         pushes, vjp = jax.vjp(batch, *args)
     except TypeError:  # F has no derivative, unless the run itself raises the error again
         return search.forward(batch(*args))
-    found = search.forward(pushes)
-    if found is not None:
-        return found
+    report = search.forward(pushes)
+    if report is not None:
+        return report
     value, cotangents = jax.value_and_grad(loss or _sum, allow_int=True)(pushes["push"])
     if bad := search.first_bad([("gradient of push", cotangents)]):
         return search.report("loss", bad.symbol, int(np.argmax(search.bad_rows(bad.leaf))))
@@ -187,14 +187,14 @@ class _Search:
 
     def forward(self, pushes: PyTree) -> NanReport | None:
         """Reports the vertex of the lowest level that scatters or pushes a NaN. Its children scatter none."""
-        first = np.flatnonzero(self.tainted(pushes))
-        if not len(first):
+        rows = np.flatnonzero(self.tainted(pushes))
+        if not len(rows):
             return None
-        row = int(first[np.argmin(self.graphs.height[first])])
+        row = int(rows[np.argmin(self.graphs.height[rows])])
         bad = self.first_bad([(name, _row(row, pushes[name])) for name in ("state", "push")])
         assert bad is not None
-        at = functools.partial(at_vertex, self.F, self.graphs, row)
-        equation, source = self.culprit(at, (self.params, *self.around(row, pushes["state"])), bad.number)
+        fn = functools.partial(at_vertex, self.F, self.graphs, row)
+        equation, source = self.culprit(fn, (self.params, *self.around(row, pushes["state"])), bad.number)
         return self.report("forward", bad.symbol, row, equation, source)
 
     def backward(
@@ -215,8 +215,8 @@ class _Search:
             names = ("params", "inputs", "edges", "child states")
             out = zip(names, transpose(row, *args), strict=True)
             if bad := self.first_bad([(f"gradient of {name}", x) for name, x in out]):
-                at = functools.partial(_transpose_at_vertex, self.F, self.graphs, row)
-                return self.report("gradient", bad.symbol, row, *self.culprit(at, args, bad.number))
+                fn = functools.partial(_transpose_at_vertex, self.F, self.graphs, row)
+                return self.report("gradient", bad.symbol, row, *self.culprit(fn, args, bad.number))
         return self.report("gradient", "a sum over vertices of gradients without a NaN")
 
     def around(self, row: int, states: PyTree) -> tuple[PyTree, PyTree, list[PyTree]]:
@@ -227,13 +227,13 @@ class _Search:
     def culprit(self, fn: AtVertex, args: tuple[PyTree, ...], number: int) -> tuple[str, str | None]:
         """The equation of `fn` that produced the NaN in its output `number`, and the line of the program."""
         jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(fn)(*args)))
-        found = self._trace_back(jaxpr, consts, jax.tree.leaves(args), number)
-        if found is None:
+        origin = self._trace_back(jaxpr, consts, jax.tree.leaves(args), number)
+        if origin is None:
             return "(the per-vertex interpreter does not produce it; see cavs.debug.compare)", None
-        outer, eqn, operands = found
+        outer, eqn, operands = origin
         transposed = ", in the transpose of" if "transpose" in str(outer.source_info.name_stack) else ", in"
-        listed = " and ".join(map(_range, operands))
-        return f"{eqn.primitive.name} of {listed}{transposed}", source_line(outer)
+        ranges = " and ".join(map(_range, operands))
+        return f"{eqn.primitive.name} of {ranges}{transposed}", source_line(outer)
 
     def _trace_back(
         self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], number: int
@@ -245,20 +245,20 @@ class _Search:
         env: dict[Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
         run_equations(jaxpr.eqns, env)
         origin = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        at = jaxpr.outvars[number]
-        if isinstance(at, Literal) or not self.bad(env[at]):
+        var = jaxpr.outvars[number]
+        if isinstance(var, Literal) or not self.bad(env[var]):
             return None
-        while at in origin:
-            eqn = origin[at]
-            carriers = [x for x in eqn.invars if not isinstance(x, Literal) and self._carries(eqn, x, env, at)]
+        while var in origin:
+            eqn = origin[var]
+            carriers = [x for x in eqn.invars if not isinstance(x, Literal) and self._carries(eqn, x, env, var)]
             if not carriers:
                 operands = values(eqn.invars, env)
                 deeper = None
                 if eqn.primitive.name in (*CALLS, "checkpoint", "remat2"):
-                    deeper = self._trace_back(*body_of(eqn), operands, list(eqn.outvars).index(at))
+                    deeper = self._trace_back(*body_of(eqn), operands, list(eqn.outvars).index(var))
                 # The outer equation has the right line: JAX traces its own functions once, at their first call.
                 return (eqn, *deeper[1:]) if deeper else (eqn, eqn, operands)
-            at = carriers[0]
+            var = carriers[0]
         return None
 
     def _carries(self, eqn: Eqn, x: Var, env: dict[Var, Value], out: Var) -> bool:

@@ -99,9 +99,9 @@ def schedule_facts(graphs: Graphs, sched: Schedule, batch: int) -> Iterator[tupl
     yield "padding", f"{100 * sched.waste:.0f} % of the computed rows"
     yield "bucket", _shape(shape)
     starts = range(0, len(graphs), batch)
-    seen = {schedule(graphs[start : start + batch]).shape for start in starts[:MAX_SHAPES]}
-    which = f"{len(starts):,}" if len(starts) <= MAX_SHAPES else f"first {MAX_SHAPES} of {len(starts):,}"
-    yield "shapes", f"{len(seen):,} in the file's {counted(which, 'batch')}; each shape is compiled once"
+    shapes = {schedule(graphs[start : start + batch]).shape for start in starts[:MAX_SHAPES]}
+    num_batches = f"{len(starts):,}" if len(starts) <= MAX_SHAPES else f"first {MAX_SHAPES} of {len(starts):,}"
+    yield "shapes", f"{len(shapes):,} in the file's {counted(num_batches, 'batch')}; each shape is compiled once"
 
 
 def _table(title: str) -> "Table":
@@ -146,11 +146,11 @@ def _spread(counts: np.ndarray) -> str:
 
 def _form(graphs: Graphs) -> str:
     roots, fan_in = graphs._facts.roots, graphs.max_fan_in
-    most = np.bincount(graphs._edges[1], minlength=1).max()
+    max_parents = np.bincount(graphs._edges[1], minlength=1).max()
     rooted = (roots == 1).all()
     name = "forests" if not rooted else "sequences" if fan_in <= 1 else "trees"
-    if most > 1:
-        name = f"directed acyclic graphs, a vertex has up to {most:,} parents"
+    if max_parents > 1:
+        name = f"directed acyclic graphs, a vertex has up to {max_parents:,} parents"
     return name if rooted else f"{name}; roots per graph: {_spread(roots)}"
 
 
@@ -164,8 +164,8 @@ def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:
 
 
 def _range(values: np.ndarray) -> str:
-    given = values[~np.isnan(values)] if values.dtype.kind == "f" else values
-    numbers = f"{given.min():g} to {given.max():g}, {given.mean():g} on average" if given.size else "none"
+    present = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+    numbers = f"{present.min():g} to {present.max():g}, {present.mean():g} on average" if present.size else "none"
     return f"{values.dtype}{list(values.shape[1:])}, {numbers}"
 
 

@@ -51,10 +51,10 @@ class _PlainVertex(Vertex):
         if reduce == "softmax":
             scores = jax.nn.softmax(_stack([score_and_value(o)[0] for o in outs]))
             return jax.tree.map(lambda *xs: jnp.tensordot(scores, _stack(xs), 1), *[o[1] for o in outs])
-        how = {"sum": lambda x, axis: x.sum(axis, jnp.int32 if x.dtype == bool else x.dtype), "mean": jnp.mean, "max": jnp.max}
-        if reduce not in how:
+        fns = {"sum": lambda x, axis: x.sum(axis, jnp.int32 if x.dtype == bool else x.dtype), "mean": jnp.mean, "max": jnp.max}
+        if reduce not in fns:
             return super().gather_all(fn, reduce, edges)
-        return jax.tree.map(lambda *xs: how[reduce](_stack(xs), axis=0), *outs)
+        return jax.tree.map(lambda *xs: fns[reduce](_stack(xs), axis=0), *outs)
 
 
 def interpret(
@@ -99,10 +99,10 @@ def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edge
     pushed: list[PyTree] = [None] * graphs.num_vertices
     for r in np.argsort(graphs.height, kind="stable"):
         number = jnp.asarray(r)
-        mine = jax.tree.map(lambda x, i=number: x[i], inputs)
+        row_inputs = jax.tree.map(lambda x, i=number: x[i], inputs)
         try:
             states[r], pushed[r] = call(
-                r, params, mine, edges_of(graphs, r, edges), [states[c] for c in children_of(graphs, r)]
+                r, params, row_inputs, edges_of(graphs, r, edges), [states[c] for c in children_of(graphs, r)]
             )
         except Exception as error:
             graph, vertex = vertex_at(graphs.vertex_offsets, r)
@@ -118,8 +118,8 @@ def at_vertex(
     v = _PlainVertex(F, F.state_avals(params, inputs), inputs, edges, children)
     F.fns[kind_of(F, graphs, row)](params, v)
     if v.scattered is None or not v.pushed:
-        what = "scatter" if v.scattered is None else "push"
-        raise ValueError(f"interpret: F: got no {what} at row {row}; expected one. Write v.{what}(...).")
+        method = "scatter" if v.scattered is None else "push"
+        raise ValueError(f"interpret: F: got no {method} at row {row}; expected one. Write v.{method}(...).")
     return F.state_tree.unflatten(v.scattered), v._value
 
 
@@ -152,8 +152,8 @@ def kind_of(F: VertexFunction, graphs: Graphs, row: int) -> str | None:
 
 def children_of(graphs: Graphs, row: int) -> np.ndarray:
     """The flat rows of a vertex's children."""
-    own = graphs.children[graphs.child_offsets[row] : graphs.child_offsets[row + 1]]
-    return own + row - vertex_at(graphs.vertex_offsets, row)[1]
+    children = graphs.children[graphs.child_offsets[row] : graphs.child_offsets[row + 1]]
+    return children + row - vertex_at(graphs.vertex_offsets, row)[1]
 
 
 def edges_of(graphs: Graphs, row: int, edges: PyTree) -> PyTree:
@@ -162,12 +162,12 @@ def edges_of(graphs: Graphs, row: int, edges: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[index], edges)
 
 
-def checked_rows(name: str, rows: PyTree, count: int, what: str) -> PyTree:
-    """Returns arrays with one row per `what`. Raises a `ValueError`, which begins with `name`, if there are not `count`."""
+def checked_rows(name: str, rows: PyTree, count: int, noun: str) -> PyTree:
+    """Returns arrays with one row per `noun`. Raises a `ValueError`, which begins with `name`, if there are not `count`."""
     rows = as_arrays(rows, name)
     shapes = [jnp.shape(x) for x in jax.tree.leaves(rows)]
     if any(shape[:1] != (count,) for shape in shapes):
-        raise ValueError(f"{name}: got leaves of shapes {shapes}; expected a first axis of {count}, one row per {what}.")
+        raise ValueError(f"{name}: got leaves of shapes {shapes}; expected a first axis of {count}, one row per {noun}.")
     return rows
 
 

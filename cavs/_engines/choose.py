@@ -68,15 +68,15 @@ def explain_engines(plan: FunctionPlan, target: Target, job: Job | None) -> list
     `job`: what is to run, if the schedule is known.
     """
     shape = None if job is None else job.shape
-    found = {name: ENGINES[name].explain(plan, target, shape) for name in ("scan", "native", "persistent")}
-    here = persistent.unsupported(target)
-    usual = "native" if found["native"][0] and target.is_cpu else "scan"
-    if found["persistent"][0] and not here:
+    explanations = {name: ENGINES[name].explain(plan, target, shape) for name in ("scan", "native", "persistent")}
+    unsupported = persistent.unsupported(target)
+    usual = "native" if explanations["native"][0] and target.is_cpu else "scan"
+    if explanations["persistent"][0] and not unsupported:
         usual = "persistent"
-    reasons = [f"persistent cannot run here: {here}"] if here else []
+    reasons = [f"persistent cannot run here: {unsupported}"] if unsupported else []
     chosen = usual if job is None else _best_for(job).name
     if job is not None and chosen != usual:
         why = ENGINES[usual].unfit(job) or "its levels have so many vertices that another engine should be faster"
         reasons.append(f"{usual} is not for this schedule: {why}")
     text = f" ({'; '.join(reasons)})" if reasons else ""
-    return [*(line for _, lines in found.values() for line in lines), f"Selected engine: {chosen}{text}."]
+    return [*(line for _, lines in explanations.values() for line in lines), f"Selected engine: {chosen}{text}."]

@@ -146,5 +146,5 @@ def struct_of(x: Any) -> Any:
     if not isinstance(x, np.ndarray | np.generic | jax.Array):
         return x
     weak = getattr(x, "weak_type", False)  # keys of jax.random have no such attribute
-    where = x.sharding if isinstance(x, jax.Array) and x.committed else None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=where)
+    sharding = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=sharding)

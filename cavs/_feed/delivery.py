@@ -33,8 +33,8 @@ class Delivery:
         mesh = settings.mesh
         self.units = settings.units
         me = jax.process_index()
-        of = [me] * self.units if mesh is None else [d.process_index for d in mesh.devices.flat]
-        self._here = [i for i, process in enumerate(of) if process == me]
+        processes = [me] * self.units if mesh is None else [d.process_index for d in mesh.devices.flat]
+        self._here = [i for i, process in enumerate(processes) if process == me]
         self._axis = None if mesh is None and settings.parts is None else len(self._here)
 
     def of(self, epoch: Epoch) -> Iterator[Batches]:
@@ -58,16 +58,16 @@ class Delivery:
         return prefetch(on_host(), lambda batches: None if batches is None else send(batches), depth)
 
     def _on_host(self, epoch: Epoch) -> Iterator[Batches]:
-        return (self._dispatch(epoch, some.tolist()) for some in epoch.order)
+        return (self._dispatch(epoch, batches.tolist()) for batches in epoch.order)
 
-    def _dispatch(self, epoch: Epoch, some: list[int]) -> Batches:
-        """Schedules the batches `some` of an epoch, which have one shape, and collates them, in host memory."""
-        planned, count = epoch.planned, epoch.length or (None if len(some) == 1 else len(some))
+    def _dispatch(self, epoch: Epoch, batches: list[int]) -> Batches:
+        """Schedules `batches` of an epoch, which have one shape, and collates them, in host memory."""
+        planned, count = epoch.planned, epoch.length or (None if len(batches) == 1 else len(batches))
         axes = tuple(n for n in (count, self._axis) if n is not None)
-        parts = [batch * self.units + unit for batch in some for unit in self._here]
-        graphs = [[of[part] for part in parts] for of in planned.graphs]
-        shapes, room = self._shapes.all[int(planned.shape[some[0]])], math.prod(axes)
-        stacks = [s.stack(of, shape, room) for s, of, shape in zip(self._schedulers, graphs, shapes, strict=True)]
+        parts = [batch * self.units + unit for batch in batches for unit in self._here]
+        graphs = [[numbers[part] for part in parts] for numbers in planned.graphs]
+        shapes, room = self._shapes.all[int(planned.shape[batches[0]])], math.prod(axes)
+        stacks = [s.stack(numbers, shape, room) for s, numbers, shape in zip(self._schedulers, graphs, shapes, strict=True)]
         for i, part in enumerate(parts):
             if part in planned.present:
                 self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
@@ -76,7 +76,7 @@ class Delivery:
             tree = self._one_or_several([Schedule(stack.reshape(*axes, -1), shape) for stack, shape in of_members])
         else:
             tree = joined((self._collated(planned, part, [s[i] for s in stacks], shapes) for i, part in enumerate(parts)), axes)
-        return Batches(tree, count, self._settings.mesh, np.int32(len(some)) if self._counts(epoch, len(some)) else None)
+        return Batches(tree, count, self._settings.mesh, np.int32(len(batches)) if self._counts(epoch, len(batches)) else None)
 
     def _counts(self, epoch: Epoch, batches: int) -> bool:
         """Returns whether the program of a stack runs as many batches as a value says.
@@ -89,10 +89,10 @@ class Delivery:
     def _collated(self, planned: Planned, part: int, data: Sequence[np.ndarray], shapes: Sequence[Shape]) -> PyTree:
         """Calls `collate` for one batch, or one of its parts; `data` are the integers of its schedules."""
         numbers, scheds = planned.samples[part], list(map(Schedule, data, shapes))
-        picked = [(m.graphs, of[part]) for m, of in zip(self._members, planned.graphs, strict=True)]
+        picked = [(m.graphs, by_part[part]) for m, by_part in zip(self._members, planned.graphs, strict=True)]
 
         def select() -> Any:
-            return self._one_or_several([graphs[some] for graphs, some in picked])
+            return self._one_or_several([graphs[indices] for graphs, indices in picked])
 
         assert self._settings.collate is not None
         present = planned.present.get(part, np.ones(len(numbers), bool))
@@ -115,21 +115,21 @@ class Delivery:
 
     def programs(self, epoch: Epoch) -> list[tuple[int, int, bool]]:
         """Returns what XLA compiles for each dispatch of an epoch: shape number, length of the stack, and `_counts`."""
-        each = ((int(epoch.planned.shape[some[0]]), len(some)) for some in epoch.order)
-        return [(shape, epoch.length or batches, self._counts(epoch, batches)) for shape, batches in each]
+        pairs = ((int(epoch.planned.shape[numbers[0]]), len(numbers)) for numbers in epoch.order)
+        return [(shape, epoch.length or batches, self._counts(epoch, batches)) for shape, batches in pairs]
 
     def describe_programs(self, programs: Iterable[tuple[int, int, bool]]) -> str:
         """Returns a text such as "64 graphs of 1728 vertices, 8 in a dispatch"."""
         sizes = sorted({(number, length) for number, length, _ in programs})
-        each = ((counted(self._shapes.all[i][0].graphs, "graph"), self._shapes.rows(i), length) for i, length in sizes)
-        return " and ".join(f"{graphs} of {rows} vertices, {length} in a dispatch" for graphs, rows, length in each)
+        entries = ((counted(self._shapes.all[i][0].graphs, "graph"), self._shapes.rows(i), length) for i, length in sizes)
+        return " and ".join(f"{graphs} of {rows} vertices, {length} in a dispatch" for graphs, rows, length in entries)
 
     def examples(self, epoch: Epoch) -> list[PyTree]:
         """Returns what a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order of the epoch."""
         kinds = self.programs(epoch)
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
-        found = self.of(epoch._replace(order=firsts))
-        return [jax.tree.map(struct_of, self.yielded(batches)) for batches in found]
+        delivered = self.of(epoch._replace(order=firsts))
+        return [jax.tree.map(struct_of, self.yielded(batches)) for batches in delivered]
 
     def largest(self, epoch: Epoch) -> Batches:
         """Returns a batch of an epoch, padded to the largest shape that one of its batches fits, in host memory.
@@ -154,7 +154,7 @@ class Delivery:
             parts = [] if epoch is None else np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
             if epoch is not None and len(parts):
                 pairs = zip(self._members, epoch.planned.graphs, strict=True)
-                used = sum(m.graphs._facts.sizes[np.concatenate([of[i] for i in parts])].sum() for m, of in pairs)
+                used = sum(m.graphs._facts.sizes[np.concatenate([numbers[i] for i in parts])].sum() for m, numbers in pairs)
                 padding = f", {100 * (1 - used / (len(parts) * rows)):.0f} % padding"
             size = f"{counted(shape[0].graphs, 'graph')}, {counted(rows, 'vertex')}"
             lines.append(f"  shape of {size}: {counted(len(parts) // self.units, 'batch')} of this epoch{padding}")

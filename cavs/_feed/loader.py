@@ -198,21 +198,21 @@ class Loader(Generic[Yielded]):
         self._members, several = members_of(graphs, batches, fields, policy, kinds, collate is not None)
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
-        known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
+        like, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
         group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
-        given = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts, Target.here())
-        self._settings = checked(given, self._members, len(sizes))
+        settings = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts, Target.here())
+        self._settings = checked(settings, self._members, len(sizes))
         self._sampler = Sampler(self._settings, sizes)
-        self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
+        self._shapes = Shapes(self._members) if like is None else like._shapes.shared(self._members)
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)
         self._ahead = self._settings.ahead or 0
         self._steps = self._settings.steps or 1
         if self._sampler.known and len(self):
-            if known is None:
+            if like is None:
                 choose_shapes(self._shapes, self._sampler, self._settings)
             if self._settings.steps is None:
-                first = len(self._sampler.batches(0)[0])
-                self._steps = steps_for(self._settings, first * float(sizes.mean()), first, len(self))
+                size = len(self._sampler.batches(0)[0])
+                self._steps = steps_for(self._settings, size * float(sizes.mean()), size, len(self))
         self.epoch, self.batch, self.seen, self.waited = 0, 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
         self._received = 0  # the batches that loops over this loader have received; `seen` also counts those before a restore
@@ -254,12 +254,12 @@ class Loader(Generic[Yielded]):
                 that was saved.
         """
         position = position_of(state)
-        before, self._stream, self._plans = self._steps, None, EpochPlans()
+        old_steps, self._stream, self._plans = self._steps, None, EpochPlans()
         if self._settings.steps is None and position["batch"]:
             self._steps = position["steps"]
         planned = self._planned(position["epoch"]) if position["batch"] and self._sampler.known else None
         if planned and (position["order"] != planned.checksum or position["batch"] > len(self)):
-            self._steps, self._plans = before, EpochPlans()
+            self._steps, self._plans = old_steps, EpochPlans()
             raise ValueError(MSG_OTHER_BATCHES)
         self.epoch, self.batch, self.seen = (position[name] for name in ("epoch", "batch", "seen"))
         self._restored, self._running = True, None
@@ -296,8 +296,8 @@ class Loader(Generic[Yielded]):
         if self._sampler.known:
             yield self._planned(self.epoch).after(self.batch)
             return
-        for some, received in self._sampler.chunks(self.batch, self.seen):
-            if (planned := self._plan(self.epoch, some).after(received)).order:
+        for batches, received in self._sampler.chunks(self.batch, self.seen):
+            if (planned := self._plan(self.epoch, batches).after(received)).order:
                 self._tell_late_shapes(planned)
                 yield planned
 
@@ -312,14 +312,14 @@ class Loader(Generic[Yielded]):
             yield from self._from_stream()
         else:
             for epoch in self._epochs():
-                with contextlib.closing(closed_at_exit(self._delivery.ahead(iter([epoch]), self._ahead))) as found:
-                    yield from until_end(found)
+                with contextlib.closing(closed_at_exit(self._delivery.ahead(iter([epoch]), self._ahead))) as batches:
+                    yield from until_end(batches)
 
     def _tell_late_shapes(self, epoch: Epoch) -> None:
         """Logs a line, once, if an epoch after the first has batches of a new shape, which compile: training seems to hang."""
-        found = {*self._delivery.programs(epoch)}
-        new = found - (found if self._programs is None else self._programs)
-        self._programs = found | (self._programs or set())
+        programs = {*self._delivery.programs(epoch)}
+        new = programs - (programs if self._programs is None else self._programs)
+        self._programs = programs | (self._programs or set())
         if new and not self._told:
             self._told = True
             logging.getLogger("cavs").warning(
@@ -349,10 +349,10 @@ class Loader(Generic[Yielded]):
             self.epoch, self.batch = self.epoch + 1, 0
         self._restored, self._running = False, (this := object())
         begun, self.waited = time.perf_counter(), 0.0
-        with contextlib.closing(self._batches_of_epoch()) as found:
+        with contextlib.closing(self._batches_of_epoch()) as of_epoch:
             while True:
                 start = time.perf_counter()
-                batches = next(found, None)
+                batches = next(of_epoch, None)
                 self.waited += time.perf_counter() - start
                 if batches is None:
                     break

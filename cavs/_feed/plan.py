@@ -64,12 +64,12 @@ class Epoch(NamedTuple):
 
     def after(self, batches: int) -> "Epoch":
         """Returns the rest of the epoch, after `batches` batches."""
-        ends = np.cumsum([len(some) for some in self.order])
+        ends = np.cumsum([len(dispatch) for dispatch in self.order])
         first = int(np.searchsorted(ends, batches, side="right"))
-        left = self.order[first:]
-        if left and (begun := batches - int(ends[first]) + len(left[0])):
-            left[0] = left[0][begun:]  # on several devices, batches of a stack that is not full run one by one
-        return self._replace(order=left)
+        remaining = self.order[first:]
+        if remaining and (begun := batches - int(ends[first]) + len(remaining[0])):
+            remaining[0] = remaining[0][begun:]  # on several devices, batches of a stack that is not full run one by one
+        return self._replace(order=remaining)
 
     @property
     def checksum(self) -> int:
@@ -126,20 +126,20 @@ def plan_samples(
     smallest = int(sizes.argmin())
     samples: list[np.ndarray] = []
     present: dict[int, np.ndarray] = {}
-    for some in batches:
-        if len(some) % devices:
+    for batch in batches:
+        if len(batch) % devices:
             raise ValueError(
-                f"Loader: batches: got a batch of {counted(len(some), 'graph')} for {devices} devices or parts; expected a "
+                f"Loader: batches: got a batch of {counted(len(batch), 'graph')} for {devices} devices or parts; expected a "
                 "multiple of their number."
             )
-        there = None
-        if some[-1] < 0:
-            there = some >= 0
-            some = np.where(there, some, smallest)
-        for part in dealt(sizes[some], devices) if devices > 1 else (slice(None),):
-            if there is not None:
-                present[len(samples)] = there[part]
-            samples.append(some[part])
+        mask = None
+        if batch[-1] < 0:
+            mask = batch >= 0
+            batch = np.where(mask, batch, smallest)
+        for part in dealt(sizes[batch], devices) if devices > 1 else (slice(None),):
+            if mask is not None:
+                present[len(samples)] = mask[part]
+            samples.append(batch[part])
     return samples, present
 
 
@@ -171,9 +171,9 @@ def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = Fa
     whole: list[np.ndarray] = []
     rest: list[np.ndarray] = []
     for number in np.unique(shapes):
-        mine = np.flatnonzero(shapes == number)
-        end = len(mine) // steps * steps
-        whole += [*mine[:end].reshape(-1, steps)]
-        rest += [mine[end:]] if end < len(mine) else []
-    whole, rest = sorted(whole, key=lambda some: some[-1]), sorted(rest, key=lambda some: some[0])
-    return whole + (rest if partial else [some[i : i + 1] for some in rest for i in range(len(some))])
+        of_shape = np.flatnonzero(shapes == number)
+        end = len(of_shape) // steps * steps
+        whole += [*of_shape[:end].reshape(-1, steps)]
+        rest += [of_shape[end:]] if end < len(of_shape) else []
+    whole, rest = sorted(whole, key=lambda dispatch: dispatch[-1]), sorted(rest, key=lambda dispatch: dispatch[0])
+    return whole + (rest if partial else [dispatch[i : i + 1] for dispatch in rest for i in range(len(dispatch))])

@@ -28,11 +28,11 @@ class Sampler:
 
     def __init__(self, settings: Settings, sizes: np.ndarray):
         self._settings, self.sizes = settings, sizes
-        given = settings.batches
-        self.size = given if isinstance(given, int) else None
-        self._source: Iterable[Index] = given if isinstance(given, Iterable) else ()
-        several = isinstance(given, Sized)  # not an iterator
-        self._list = [samples_of(some, len(sizes)) for some in self._source] if several else None
+        batches = settings.batches
+        self.size = batches if isinstance(batches, int) else None
+        self._source: Iterable[Index] = batches if isinstance(batches, Iterable) else ()
+        is_sized = isinstance(batches, Sized)  # not an iterator
+        self._list = [samples_of(index, len(sizes)) for index in self._source] if is_sized else None
         self._chunk: list[np.ndarray] = []  # the last batches of the source that were taken
         self._taken = 0  # all batches that were taken
         self.known = self.size is not None or self._list is not None
@@ -74,16 +74,16 @@ class Sampler:
             raise ValueError(MSG_PASSED.format(seen, self._taken - len(self._chunk)))
         while True:
             if done >= self._taken:
-                some = [samples_of(index, len(self.sizes)) for index in itertools.islice(source, CHUNK)]
-                if not some:
+                chunk = [samples_of(index, len(self.sizes)) for index in itertools.islice(source, CHUNK)]
+                if not chunk:
                     return
-                self._chunk, self._taken = some, self._taken + len(some)
+                self._chunk, self._taken = chunk, self._taken + len(chunk)
             yield self._chunk, min(done - self._taken, 0) + len(self._chunk)
             done = max(done, self._taken)
 
     def __repr__(self) -> str:
-        of = "given" if self.size is None else str(self.size)
-        return f"{of}, {len(self)} per epoch" if self.known else of
+        size = "given" if self.size is None else str(self.size)
+        return f"{size}, {len(self)} per epoch" if self.known else size
 
 
 def samples_of(index: Index, count: int) -> np.ndarray:
@@ -94,13 +94,13 @@ def samples_of(index: Index, count: int) -> np.ndarray:
         ValueError: it selects no graph.
     """
     try:
-        found = checked_index(index, count)
+        selected = checked_index(index, count)
     except IndexError as error:
         raise IndexError(f"Loader: batches: {error}") from None
-    some = np.arange(found.start, found.stop) if isinstance(found, slice) else found
-    if not len(some):
+    samples = np.arange(selected.start, selected.stop) if isinstance(selected, slice) else selected
+    if not len(samples):
         raise ValueError(f"Loader: batches: got {index!r}, which selects no graph; expected at least one in each batch.")
-    return some
+    return samples
 
 
 def epoch_batches(sizes: np.ndarray, batch: int, group: str, seed: int | None, epoch: int) -> np.ndarray:
@@ -141,9 +141,9 @@ def _one_of_each_stratum(sizes: np.ndarray, count: int, rng: np.random.Generator
     by_size = np.argsort(sizes, kind="stable")
     edges = np.linspace(0, len(sizes), count + 1).astype(int)
     drawn = (edges[:-1] + edges[1:]) // 2 if rng is None else rng.integers(edges[:-1], edges[1:])
-    others = np.ones(len(sizes), bool)
-    others[drawn] = False
-    return by_size[others], by_size[drawn]
+    remaining = np.ones(len(sizes), bool)
+    remaining[drawn] = False
+    return by_size[remaining], by_size[drawn]
 
 
 def strata_of_batches(sizes: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -134,8 +134,8 @@ def members_of(
         data, pick = source if isinstance(source, tuple) else (source, None)
         carried = fields
         if fields is None and isinstance(data, Graphs):  # labels that are floats, or several numbers, are not in schedules
-            given = {name: x for name in CARRIED if (x := getattr(data, name)) is not None}
-            carried = [name for name, x in given.items() if x.dtype == np.int32 and x.ndim == 1]
+            arrays = {name: x for name in CARRIED if (x := getattr(data, name)) is not None}
+            carried = [name for name, x in arrays.items() if x.dtype == np.int32 and x.ndim == 1]
         options = options_of("Loader", data, Options(policy, kinds, fields=carried or ()))
         members.append(Member(data, pick, options))
     if not members:
@@ -214,9 +214,9 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
             raise ValueError("Loader: parts: got it with a mesh; expected one of them. Write fewer graphs, or more devices.")
     if isinstance(batches, int):
         # If padded, all devices or parts get the same number of graphs, also of few samples.
-        few = -(-samples // settings.units) * settings.units if settings.last == "pad" else samples
-        _check_dealt(settings, min(batches, few), samples)
-        settings = settings._replace(batches=min(batches, few))
+        padded = -(-samples // settings.units) * settings.units if settings.last == "pad" else samples
+        _check_dealt(settings, min(batches, padded), samples)
+        settings = settings._replace(batches=min(batches, padded))
     if settings.collate is None and any(m.graphs.x is not None for m in members):
         settings = settings._replace(collate=with_rows)
     return settings if settings.ahead is not None else settings._replace(ahead=AHEAD if settings.target.is_gpu else 0)

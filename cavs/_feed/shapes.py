@@ -46,7 +46,7 @@ class Shapes:
             )
         other = copy.copy(self)
         other._members, other.all = members, list(self.all)
-        other._of = {sizes: list(mine) for sizes, mine in self._of.items()}
+        other._of = {sizes: list(numbers) for sizes, numbers in self._of.items()}
         return other
 
     def rows(self, number: int) -> int:
@@ -70,11 +70,11 @@ class Shapes:
             strata: if a batch has one graph of each stratum, the graphs by stratum, and the strata; see `bound`.
             worth: the fraction of the rows that one more shape must save.
         """
-        graphs = [[m.picked(some) for some in batches] for m in self._members]
+        graphs = [[m.picked(numbers) for numbers in batches] for m in self._members]
         bounds = None
         if not closed and any(m.pick is not None for m in self._members):  # other batches may be larger
-            found = [sums(counts, some) for counts, some in zip(self._counts, graphs, strict=True)]
-            bounds = [np.ceil(of.max(0) + of.std(0)).astype(int) for of in found]
+            totals = [sums(counts, numbers) for counts, numbers in zip(self._counts, graphs, strict=True)]
+            bounds = [np.ceil(total.max(0) + total.std(0)).astype(int) for total in totals]
         elif not closed:
             by_stratum, edges = (slice(None), None) if strata is None else strata
             bounds = [bound(counts[:, by_stratum], len(batches[0]), edges) for counts in self._counts]
@@ -83,16 +83,16 @@ class Shapes:
     def _add(
         self, graphs: list[list[np.ndarray]], most: int, bounds: list[np.ndarray] | None, worth: float = WORTH_A_SHAPE
     ) -> None:
-        mine = self._of.setdefault(tuple(len(some[0]) for some in graphs), [])
+        numbers = self._of.setdefault(tuple(len(batches[0]) for batches in graphs), [])
         for shape in few_shapes([(m.graphs, m.options) for m in self._members], graphs, most, bounds, worth):
-            mine.append(len(self.all))
+            numbers.append(len(self.all))
             self.all.append(shape)
-        mine.sort(key=self.rows)
+        numbers.sort(key=self.rows)
 
     def plan(self, batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int) -> Planned:
         """Deals batches to devices, and chooses their shapes. The arguments are the same as for `plan_samples`."""
         samples, present = plan_samples(batches, sizes, devices)
-        graphs = [samples if m.pick is None else [m.pick(some) for some in samples] for m in self._members]
+        graphs = [samples if m.pick is None else [m.pick(numbers) for numbers in samples] for m in self._members]
         return Planned(samples, present, graphs, self._chosen(graphs, devices) if samples else np.zeros(0, int))
 
     def _chosen(self, graphs: list[list[np.ndarray]], devices: int) -> np.ndarray:
@@ -100,36 +100,36 @@ class Shapes:
 
         Returns (K,) numbers of shapes. `graphs`: for each member, the graphs of each batch and device.
         """
-        lengths = np.array([[len(some) for some in of[::devices]] for of in graphs]).T  # (K, members)
+        lengths = np.array([[len(part) for part in parts[::devices]] for parts in graphs]).T  # (K, members)
         number = np.full(len(lengths), -1)
         for sizes in map(tuple, np.unique(lengths, axis=0).tolist()):
-            mine = np.flatnonzero((lengths == sizes).all(1))
-            all_mine = (mine[:, None] * devices + np.arange(devices)).ravel()
-            found = [sums(counts, [of[i] for i in all_mine]) for counts, of in zip(self._counts, graphs, strict=True)]
-            inside = self._inside(sizes, found, devices)
-            if not inside.any(1).all():  # such as batches with the same graph twice
-                beyond = all_mine[~inside.any(1).repeat(devices)]
-                self._add([[of[i] for i in beyond] for of in graphs], 1, None)
-                inside = self._inside(sizes, found, devices)
-            number[mine] = np.array(self._of[sizes])[inside.argmax(1)]
+            batches = np.flatnonzero((lengths == sizes).all(1))
+            indices = (batches[:, None] * devices + np.arange(devices)).ravel()
+            totals = [sums(counts, [parts[i] for i in indices]) for counts, parts in zip(self._counts, graphs, strict=True)]
+            fitting = self._inside(sizes, totals, devices)
+            if not fitting.any(1).all():  # such as batches with the same graph twice
+                beyond = indices[~fitting.any(1).repeat(devices)]
+                self._add([[parts[i] for i in beyond] for parts in graphs], 1, None)
+                fitting = self._inside(sizes, totals, devices)
+            number[batches] = np.array(self._of[sizes])[fitting.argmax(1)]
         return number
 
     def fitting(self, number: int, graphs: list[list[np.ndarray]], devices: int) -> np.ndarray:
         """Returns (K,) bool: whether each batch fits a shape on all devices. The arguments are the same as for `_chosen`."""
-        found = [sums(counts, of) for counts, of in zip(self._counts, graphs, strict=True)]
-        alike = [[len(some) == shape.graphs for some in of] for shape, of in zip(self.all[number], graphs, strict=True)]
-        inside = _fit([self.all[number]], found, devices)[:, 0]
-        return inside & np.all(alike, 0).reshape(-1, devices).all(1)
+        totals = [sums(counts, parts) for counts, parts in zip(self._counts, graphs, strict=True)]
+        alike = [[len(part) == shape.graphs for part in parts] for shape, parts in zip(self.all[number], graphs, strict=True)]
+        fitting = _fit([self.all[number]], totals, devices)[:, 0]
+        return fitting & np.all(alike, 0).reshape(-1, devices).all(1)
 
-    def _inside(self, sizes: tuple[int, ...], found: list[np.ndarray], devices: int) -> np.ndarray:
+    def _inside(self, sizes: tuple[int, ...], totals: list[np.ndarray], devices: int) -> np.ndarray:
         """Returns (batches, shapes) bool: whether each batch fits into each shape for its number of graphs, on every device."""
-        return _fit([self.all[i] for i in self._of.get(sizes, [])], found, devices)
+        return _fit([self.all[i] for i in self._of.get(sizes, [])], totals, devices)
 
 
-def _fit(shapes: Sequence[tuple[Shape, ...]], found: list[np.ndarray], devices: int) -> np.ndarray:
-    """Returns (batches, shapes) bool: whether each batch fits into each shape, on every device; `found`: `sums` by member."""
-    inside = np.all([fits([shape[m] for shape in shapes], of) for m, of in enumerate(found)], 0)
-    return np.all(inside.reshape(len(inside) // devices, devices, len(shapes)), 1)
+def _fit(shapes: Sequence[tuple[Shape, ...]], totals: list[np.ndarray], devices: int) -> np.ndarray:
+    """Returns (batches, shapes) bool: whether each batch fits into each shape, on every device; `totals`: `sums` by member."""
+    fitting = np.all([fits([shape[m] for shape in shapes], total) for m, total in enumerate(totals)], 0)
+    return np.all(fitting.reshape(len(fitting) // devices, devices, len(shapes)), 1)
 
 
 def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings) -> None:
@@ -137,26 +137,26 @@ def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings) -> None:
     if sampler.size is not None:
         _for_drawn(shapes, sampler, sampler.size, settings)
         return
-    given = sampler.batches(0)  # the same in all epochs
-    sizes = sorted({len(some) for some in given})
+    batches = sampler.batches(0)  # the same in all epochs
+    sizes = sorted({len(batch) for batch in batches})
     for size in sizes:
-        mine, _ = plan_samples([some for some in given if len(some) == size], sampler.sizes, settings.units)
-        shapes.add(mine, max(1, settings.shapes // len(sizes)), closed=True)
+        samples, _ = plan_samples([batch for batch in batches if len(batch) == size], sampler.sizes, settings.units)
+        shapes.add(samples, max(1, settings.shapes // len(sizes)), closed=True)
 
 
 def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings) -> None:
     """Adds the shapes for drawn batches: most are for whole batches, and one is for a smaller last batch."""
     all_alike = settings.seed is None
     epochs = 1 if all_alike else min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(sampler)))
-    sample = [some for epoch in range(epochs) for some in sampler.batches(epoch)]
-    whole, rest = ([some for some in sample if (len(some) == size) == full] for full in (True, False))
+    sample = [batch for epoch in range(epochs) for batch in sampler.batches(epoch)]
+    whole, rest = ([batch for batch in sample if (len(batch) == size) == full] for full in (True, False))
     by_size, *edges = strata_of_batches(sampler.sizes, size)
     native = settings.target.is_cpu and native_unavailable() is None
     worth = WORTH_IN_SHORT_EPOCHS if native and sampler.sizes.sum() < SHORT_EPOCH else WORTH_A_SHAPE
-    for some, most, of in zip((whole, rest), (settings.shapes - bool(rest), 1), edges, strict=True):
-        if some:
-            mine, _ = plan_samples(some, sampler.sizes, settings.units)
+    for batches, most, bounds in zip((whole, rest), (settings.shapes - bool(rest), 1), edges, strict=True):
+        if batches:
+            samples, _ = plan_samples(batches, sampler.sizes, settings.units)
             strata = None
             if settings.group == "balanced":
-                strata = by_size, dealt_strata(sampler.sizes[by_size], of, settings.units)
-            shapes.add(mine, max(1, most), closed=all_alike, strata=strata, worth=worth)
+                strata = by_size, dealt_strata(sampler.sizes[by_size], bounds, settings.units)
+            shapes.add(samples, max(1, most), closed=all_alike, strata=strata, worth=worth)

@@ -50,12 +50,12 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
     ending, this_thread = sys.is_finalizing, threading.get_ident
 
     def prepared(entry: tuple[str, Any]) -> tuple[str, Any]:
-        what, value = entry
-        if what != "item":
+        kind, value = entry
+        if kind != "item":
             return entry
         room.put(None)
         try:
-            return what, prepare(value)
+            return kind, prepare(value)
         except Exception as error:  # raised in its turn
             return "error", error
 
@@ -65,15 +65,15 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
         except queue.Empty:
             return None
 
-    later: tuple[str, Any] | None = None
+    next_entry: tuple[str, Any] | None = None
     try:
         while True:
-            what, value = later or prepared(ready.get())
-            if what == "end":
+            kind, value = next_entry or prepared(ready.get())
+            if kind == "end":
                 return
-            if what == "error":
+            if kind == "error":
                 raise value
-            later = early()
+            next_entry = early()
             yield value
             if os.getpid() != made_in:
                 raise RuntimeError(

@@ -41,8 +41,8 @@ class PendingSums(collections.deque[dict[str, Any]]):
     def added_to(self, total: Sums, left: int = 0) -> Sums:
         """Waits for the oldest metrics until `left` are left, and returns `total` plus them, in double precision."""
         while len(self) > left:
-            found = {name: float(np.asarray(x, np.float64).sum()) for name, x in self.popleft().items()}
-            total = {name: total.get(name, 0.0) + x for name, x in found.items()}
+            sums = {name: float(np.asarray(x, np.float64).sum()) for name, x in self.popleft().items()}
+            total = {name: total.get(name, 0.0) + x for name, x in sums.items()}
         return total
 
 
@@ -88,9 +88,9 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
     _check("evaluate", fun, loader)
     sums, pending, compiled = {}, PendingSums(), _compiled(fun)
     for batches in loader:
-        found = compiled(params, batches)
-        _check_metrics(found, isinstance(batches, Batches))
-        pending.put(found)
+        metrics = compiled(params, batches)
+        _check_metrics(metrics, isinstance(batches, Batches))
+        pending.put(metrics)
         sums = pending.added_to(sums, IN_FLIGHT)
     return pending.added_to(sums)
 
@@ -136,18 +136,18 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
     compiled, out = _compiled(fun), None
     (other,) = {*ROWS} - {rows}
     for batches in loader:
-        for one, graphs, present in _each(loader, batches, compiled(params, batches)):
+        for results, graphs, present in _each(loader, batches, compiled(params, batches)):
             at, taken = _places(data, graphs, present, rows)
             needed = len(graphs) if rows == "graphs" else taken.max(initial=-1) + 1  # rows of vertices may be padded
-            for x in jax.tree.leaves(one):
+            for x in jax.tree.leaves(results):
                 if not x.ndim or len(x) < needed or (len(x) != needed and rows == "graphs"):
                     raise ValueError(
                         f"predict: fun: got an array of shape {x.shape} of a batch of {counted(len(graphs), 'graph')}; "
                         f"expected a row for each of the {rows}. Write rows={other!r} if it has a row for each of the {other}."
                     )
             total = len(data) if rows == "graphs" else data.num_vertices
-            out = jax.tree.map(lambda x, n=total: np.zeros((n, *x.shape[1:]), x.dtype), one) if out is None else out
-            jax.tree.map(lambda into, x, at=at, taken=taken: into.__setitem__(at, x[taken]), out, one)
+            out = jax.tree.map(lambda x, n=total: np.zeros((n, *x.shape[1:]), x.dtype), results) if out is None else out
+            jax.tree.map(lambda into, x, at=at, taken=taken: into.__setitem__(at, x[taken]), out, results)
     return out
 
 
@@ -166,25 +166,25 @@ def _check(function: str, fun: Any, loader: Any) -> None:
     check_takes(f"{function}: fun", fun, "params", "batch", write=f"{function}(fun, params, loader)")
 
 
-def _check_metrics(found: Any, many: bool) -> None:
+def _check_metrics(metrics: Any, stacked: bool) -> None:
     """Raises `TypeError` if metrics are no dict of scalars, or, for many batches, of arrays with an axis of batches."""
-    if isinstance(found, dict) and all(getattr(x, "ndim", None) == many for x in found.values()):
+    if isinstance(metrics, dict) and all(getattr(x, "ndim", None) == stacked for x in metrics.values()):
         return
-    got = {name: list(np.shape(x)[many:]) for name, x in found.items()} if isinstance(found, dict) else "something else"
+    got = {name: list(np.shape(x)[stacked:]) for name, x in metrics.items()} if isinstance(metrics, dict) else "something else"
     raise TypeError(f"evaluate: fun: returned {got}; expected a dict of scalars. Write {{'right': cavs.data.total(right)}}.")
 
 
-def _each(loader: Loader, batches: PyTree, found: PyTree) -> Iterator[tuple[PyTree, np.ndarray, np.ndarray]]:
+def _each(loader: Loader, batches: PyTree, results: PyTree) -> Iterator[tuple[PyTree, np.ndarray, np.ndarray]]:
     """Yields the results of each batch that the loop has just received, its graphs, and which of them are present."""
-    found, epoch = jax.device_get(found), loader._planned(loader.epoch)
+    results, epoch = jax.device_get(results), loader._planned(loader.epoch)
     stacked = isinstance(batches, Batches)
     count = len(batches) if stacked else 1
     for i, number in enumerate(np.concatenate(epoch.order)[loader.batch - count : loader.batch].tolist()):
         graphs = epoch.planned.graphs[0][number]  # of the first data set
         # Only batches with stand-ins say which samples are none. What is picked for stand-ins are graphs of the data set.
-        every = np.ones(len(graphs), bool)
-        present = epoch.planned.present.get(number, every) if loader._members[0].pick is None else every
-        yield jax.tree.map(lambda x, i=i: x[i], found) if stacked else found, graphs, present
+        all_present = np.ones(len(graphs), bool)
+        present = epoch.planned.present.get(number, all_present) if loader._members[0].pick is None else all_present
+        yield jax.tree.map(lambda x, i=i: x[i], results) if stacked else results, graphs, present
 
 
 def _places(data: Graphs, graphs: np.ndarray, present: np.ndarray, rows: str) -> tuple[np.ndarray, np.ndarray]:

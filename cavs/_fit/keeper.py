@@ -166,13 +166,13 @@ class Keeper:
         Raises:
             KeeperError: the files are damaged, of another run, or of another state or other batches.
         """
-        known = (self.folder / FACTS).exists()
-        before: dict[str, Any] = read_run(self.folder) if known else {"run": uuid.uuid4().hex}
+        exists = (self.folder / FACTS).exists()
+        facts: dict[str, Any] = read_run(self.folder) if exists else {"run": uuid.uuid4().hex}
         prints = {path: fingerprint(path) for path in self._files}
-        changed = [path for path, x in prints.items() if before.get("files", {}).get(path, x) != x]
+        changed = [path for path, x in prints.items() if facts.get("files", {}).get(path, x) != x]
         if changed:
             raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
-        self._run = told(before["run"])  # once all processes have read
+        self._run = told(facts["run"])  # once all processes have read
         if writes():
             write_facts(self.folder / FACTS, {"run": self._run, **self._facts, "files": prints})
         damaged: list[DamagedError] = []
@@ -189,8 +189,8 @@ class Keeper:
         self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
         self.notes += [f"{error} Resuming from the save before it, {path.name}." for error in damaged]
         self._damaged = path.name == BEFORE
-        if about["versions"] != (here := versions()):
-            saved, now = (", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], here))
+        if about["versions"] != (current := versions()):
+            saved, now = (", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], current))
             self.notes.append(f"saved with {saved}, resumed with {now}: results may not be bitwise equal.")
         return state
 
@@ -274,7 +274,7 @@ class Keeper:
             Whether the score is the highest so far.
         """
         self._collect()
-        epochs, whole = self._place()
+        epochs, at_end = self._place()
         record: Evaluated = {
             "epoch": epochs,
             "step": self._loader.seen,
@@ -284,7 +284,7 @@ class Keeper:
             "score": float(self._score(held_out)),
         }
         self.history.append(record)
-        if whole:
+        if at_end:
             self._sums, self._seconds = {}, 0.0
         if is_best := self.best is record:
             self._write(BEST, state if best is None else best)

@@ -70,8 +70,8 @@ def locked(folder: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
-        for left in folder.glob(f".*.{'[0-9a-f]' * 12}.tmp"):  # from a process that was killed during a save
-            left.unlink(missing_ok=True)
+        for leftover in folder.glob(f".*.{'[0-9a-f]' * 12}.tmp"):  # from a process that was killed during a save
+            leftover.unlink(missing_ok=True)
         yield
 
 
@@ -198,11 +198,11 @@ def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
     path, run = folder / BEST, read_run(folder)["run"]
     if not path.exists():
         raise KeeperError(f"{folder}: there is no {BEST} in it; expected a run that has finished an epoch.")
-    (found, _), _ = read_checkpoint(path, like, run)
-    for place, x in jax.tree_util.tree_leaves_with_path(found):
+    (best, _), _ = read_checkpoint(path, like, run)
+    for place, x in jax.tree_util.tree_leaves_with_path(best):
         if not np.isfinite(np.asarray(x, np.float64) if x.dtype.kind in "fV" else 0).all():
             raise KeeperError(f"{path}: got NaN or infinity at {jax.tree_util.keystr(place)}; expected finite numbers.")
-    return found
+    return best
 
 
 def read_checkpoint(path: Path, like: PyTree, run: str, *loaders: Loader) -> tuple[tuple[PyTree, Any], dict[str, Any]]:
@@ -247,10 +247,10 @@ def told(text: str) -> str:
 @contextlib.contextmanager
 def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """A context in which Ctrl-C and SIGTERM call `handler`. Python allows handlers only in the main thread."""
-    ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {s: signal.signal(s, handler) for s in ours}
+    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    old_handlers = {s: signal.signal(s, handler) for s in signals}
     try:
         yield
     finally:
-        for s, old in before.items():
+        for s, old in old_handlers.items():
             signal.signal(s, old)

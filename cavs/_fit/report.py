@@ -65,12 +65,12 @@ def draw_history(
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     best = max(history, key=rank)["epoch"]
-    of = {"train": [scores(r["train"]) for r in history], "held-out": [scores(r["held_out"]) for r in history]}
-    names = [name for name, value in of["held-out"][-1].items() if value is not None]
+    by_label = {"train": [scores(r["train"]) for r in history], "held-out": [scores(r["held_out"]) for r in history]}
+    names = [name for name, value in by_label["held-out"][-1].items() if value is not None]
     figure = Figure(figsize=(1 + 4 * len(names), 3.6), layout="constrained")
     for name, ax in zip(names, np.atleast_1d(figure.subplots(1, len(names))), strict=True):
         for label, colour in (("train", "tab:gray"), ("held-out", "tab:blue")):
-            values = [found.get(name) for found in of[label]]
+            values = [scored.get(name) for scored in by_label[label]]
             if None not in values:
                 ax.plot([record["epoch"] for record in history], values, marker=".", color=colour, label=label)
         ax.set(xlabel="epoch", ylabel=name, yscale="log" if name == "perplexity" else "linear")
@@ -122,9 +122,9 @@ def shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
-def _scores_table(title: str, found: Mapping[str, Found]) -> "Table":
-    of = {name: ((x.true, x.predicted), (x.precision, x.recall, x.f1)) for name, x in found.items()}
-    rows = [(name, *map(str, counts), *(f"{100 * share:.1f}" for share in shares)) for name, (counts, shares) in of.items()]
+def _scores_table(title: str, scores: Mapping[str, Found]) -> "Table":
+    values = {name: ((x.true, x.predicted), (x.precision, x.recall, x.f1)) for name, x in scores.items()}
+    rows = [(name, *map(str, counts), *(f"{100 * share:.1f}" for share in shares)) for name, (counts, shares) in values.items()]
     return _table(title, ("count", "predicted", "precision", "recall", "F1"), rows)
 
 

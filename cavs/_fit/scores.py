@@ -60,8 +60,8 @@ class ConfusionMatrix:
             raise ValueError(f"ConfusionMatrix.of: predicted: got {got}; expected (N,) for both.")
         has = true >= 0
         for name, x in (("true", true[has]), ("predicted", predicted[has])):
-            if other := x[~np.isin(x, np.arange(size))].tolist():
-                raise ValueError(f"ConfusionMatrix.of: {name}: got {other[0]}; expected an index of the {size} labels.")
+            if invalid := x[~np.isin(x, np.arange(size))].tolist():
+                raise ValueError(f"ConfusionMatrix.of: {name}: got {invalid[0]}; expected an index of the {size} labels.")
         pairs = true[has].astype(np.int64) * size + predicted[has].astype(np.int64)
         return ConfusionMatrix(tuple(labels), np.bincount(pairs, minlength=size * size).reshape(size, size))
 
@@ -94,13 +94,13 @@ class ConfusionMatrix:
     def found(self) -> "dict[str, Found]":
         """How often each label is true, predicted, and both."""
         arrays = (self.counts.sum(1), self.counts.sum(0), self.counts.diagonal())
-        return {name: Found(*map(int, each)) for name, *each in zip(self.labels, *arrays, strict=True)}
+        return {name: Found(*map(int, counts)) for name, *counts in zip(self.labels, *arrays, strict=True)}
 
     def as_json(self) -> dict[str, Any]:
         """All scores as a dict for JSON. `confusion[i][j]` counts the true label i that is predicted as j."""
         scores = {name: getattr(self, name) for name in ("count", "accuracy", "majority", "macro_f1")}
-        each = {name: {"count": found.true, **found.as_json()} for name, found in self.found().items()}
-        return {**scores, "labels": each, "confusion": self.counts.tolist()}
+        labels = {name: {"count": found.true, **found.as_json()} for name, found in self.found().items()}
+        return {**scores, "labels": labels, "confusion": self.counts.tolist()}
 
     def draw(self, ax: "Axes") -> None:
         """Draws the matrix into axes of matplotlib: the colour is the fraction of a true label, the numbers are counts."""
@@ -193,25 +193,26 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     """
     true, predicted = ([*sentences] for sentences in (true, predicted))
     for side, sentences in (("true", true), ("predicted", predicted)):
-        for one in sentences:
-            if isinstance(one, str) or not hasattr(one, "__len__"):
-                got = f"span_scores: {side}: got a {type(one).__name__} in place of a sentence"
+        for sentence in sentences:
+            if isinstance(sentence, str) or not hasattr(sentence, "__len__"):
+                got = f"span_scores: {side}: got a {type(sentence).__name__} in place of a sentence"
                 raise TypeError(f"{got}; expected lists of tags. Write [tags].")
-            if other := [tag for tag in one if not isinstance(tag, str)]:
-                got = f"span_scores: {side}: got {other[0]!r:.40} among the tags"
+            if invalid := [tag for tag in sentence if not isinstance(tag, str)]:
+                got = f"span_scores: {side}: got {invalid[0]!r:.40} among the tags"
                 raise TypeError(f"{got}; expected str. Write [[names[i] for i in ids] for ids in {side}].")
     if [*map(len, true)] != [*map(len, predicted)]:
         got = f"sentences of {[*map(len, predicted)][:9]} tags"
         raise ValueError(f"span_scores: predicted: got {got}; expected {[*map(len, true)][:9]}, as in true.")
     marks = {mark for tags in true for mark, _ in _marks(tags)}
-    if marks <= {"O"} and (other := [tag for tags in true for tag in tags if tag != "O"]):
-        got = f"got {other[0]!r:.40} and no tag that marks a span"
+    if marks <= {"O"} and (invalid := [tag for tags in true for tag in tags if tag != "O"]):
+        got = f"got {invalid[0]!r:.40} and no tag that marks a span"
         raise ValueError(f"span_scores: true: {got}; expected O, or a mark and a type. Write B-PER, and then I-PER.")
     pattern = _WHOLE if marks & set("SLUM") or {"B", "E"} <= marks else _ANY
-    one, other = (
+    true_spans, predicted_spans = (
         {(number, *span) for number, tags in enumerate(side) for span in _spans(tags, pattern)} for side in (true, predicted)
     )
-    counts = [collections.Counter(span[-1] for span in spans) for spans in (one, other, one & other)]
+    both = true_spans & predicted_spans
+    counts = [collections.Counter(span[-1] for span in spans) for spans in (true_spans, predicted_spans, both)]
     of_kinds = {kind: Found(*(count[kind] for count in counts)) for kind in sorted(counts[0] | counts[1])}
     total = {"all": Found(*(count.total() for count in counts))}
     return total | of_kinds | total  # the first, also if a type has its name
@@ -246,13 +247,13 @@ def errors(true: ArrayLike, predicted: ArrayLike) -> Errors:
     if true.shape != predicted.shape or true.ndim != 1:
         raise ValueError(f"errors: predicted: got shape {predicted.shape}, and true of {true.shape}; expected (N,) for both.")
     has = ~np.isnan(true)
-    true, wrong = true[has], predicted[has] - true[has]
-    rmse = math.sqrt(float(np.mean(wrong**2))) if len(true) else math.nan
+    true, difference = true[has], predicted[has] - true[has]
+    rmse = math.sqrt(float(np.mean(difference**2))) if len(true) else math.nan
     deviation = float(true.std()) if len(true) and (true != true[0]).any() else 0.0
     return {
         "count": len(true),
         "rmse": rmse,
-        "mae": float(np.abs(wrong).mean()) if len(true) else math.nan,
+        "mae": float(np.abs(difference).mean()) if len(true) else math.nan,
         "r2": 1 - (rmse / deviation) ** 2 if deviation else None,
         "standard_deviation": deviation,
     }
@@ -281,8 +282,8 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, fl
     if len(translations) != len(references):
         raise ValueError(f"bleu: references: got {len(references)} texts; expected {len(translations)}, one per translation.")
     metrics = optional_module("sacrebleu.metrics", MSG_SACREBLEU)
-    found: dict[str, float | str] = {}
+    scores: dict[str, float | str] = {}
     for name, metric in (("bleu", metrics.BLEU(tokenize="none", force=True)), ("chrf", metrics.CHRF())):
-        found[name] = float(metric.corpus_score(list(translations), [list(references)]).score)
-        found[f"{name}_signature"] = str(metric.get_signature())
-    return found
+        scores[name] = float(metric.corpus_score(list(translations), [list(references)]).score)
+        scores[f"{name}_signature"] = str(metric.get_signature())
+    return scores

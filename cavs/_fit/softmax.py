@@ -130,10 +130,10 @@ def _forward(
     else:
         sums, outs = lax.scan(one, sums, (split(h), split(labels), split(weight)))
         outs = [x.reshape(chunks * size, *x.shape[2:])[:rows] for x in outs]
-    found = (sums[0].astype(kind), outs[0], outs[1])
+    outputs = (sums[0].astype(kind), outs[0], outs[1])
     if not derivative:
-        return found, None
-    return found, (outs[2].astype(h.dtype), sums[1].astype(w.dtype), sums[2].astype(b.dtype), outs[0].astype(weight.dtype))
+        return outputs, None
+    return outputs, (outs[2].astype(h.dtype), sums[1].astype(w.dtype), sums[2].astype(b.dtype), outs[0].astype(weight.dtype))
 
 
 _loss.defvjp(functools.partial(_forward, derivative=True), _bwd)

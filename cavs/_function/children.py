@@ -144,8 +144,8 @@ def stack_rows(x: jax.Array, segments: jax.Array, rows: int, size: int) -> jax.A
     """
     first, count = _edges_of(segments, rows)
     slot = jnp.arange(size)
-    at = first[:, None] + jnp.where(slot < count[:, None], slot, 0)
-    return x.at[jnp.minimum(at, len(segments) - 1)].get(mode="clip")
+    edge = first[:, None] + jnp.where(slot < count[:, None], slot, 0)
+    return x.at[jnp.minimum(edge, len(segments) - 1)].get(mode="clip")
 
 
 def unstack_rows(x: jax.Array, segments: jax.Array, rows: int) -> jax.Array:
@@ -158,7 +158,7 @@ def unstack_rows(x: jax.Array, segments: jax.Array, rows: int) -> jax.Array:
 
 def _edges_of(segments: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
     """Returns the first edge of each row, and the number of its edges."""
-    at = jnp.arange(len(segments), dtype=jnp.int32)
-    first = jax.ops.segment_min(at, segments, rows, mode="drop")
-    count = jax.ops.segment_sum(jnp.ones_like(at), segments, rows, mode="drop")
+    edge = jnp.arange(len(segments), dtype=jnp.int32)
+    first = jax.ops.segment_min(edge, segments, rows, mode="drop")
+    count = jax.ops.segment_sum(jnp.ones_like(edge), segments, rows, mode="drop")
     return jnp.where(count > 0, first, 0), count

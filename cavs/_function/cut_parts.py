@@ -33,7 +33,7 @@ class StoredCuts:
 def stored_cuts(joint: Joint, parts: bool = True) -> StoredCuts:
     """Returns what the levels store: with `parts`, parts of cut cotangents if that takes less memory."""
     whole = StoredCuts(joint.reverse.cuts, joint.reverse.cut_domain, {}, {}, [])
-    if not parts or joint.forward.together is None and not any(len(own) > 1 for own in _parts(joint).values()):
+    if not parts or joint.forward.together is None and not any(len(cut_parts) > 1 for cut_parts in _parts(joint).values()):
         return whole
     divided = _divided(joint, whole)
     return divided if _bytes(joint, divided) < _bytes(joint, whole) else whole
@@ -52,30 +52,30 @@ def _parts(joint: Joint) -> dict[Var, list[Var]]:
 
 def _stored_whole(parts: dict[Var, list[Var]]) -> list[Var]:
     """Returns the cut cotangents with parts that no larger one has; the part itself if there is only one."""
-    found: list[Var] = []
+    whole: list[Var] = []
     covered: set[Var] = set()
     for v in sorted(parts, key=lambda v: -v.aval.size):
         if covered.isdisjoint(parts[v]):
-            found.append(v if len(parts[v]) > 1 else parts[v][0])
+            whole.append(v if len(parts[v]) > 1 else parts[v][0])
             covered.update(parts[v])
-    return found
+    return whole
 
 
 def _divided(joint: Joint, whole: StoredCuts) -> StoredCuts:
     """Returns what is stored if some cut cotangents are stored in parts: all of them, or those that share parts with others."""
-    parts = _parts(joint)
+    parts_of = _parts(joint)
     if joint.forward.together is None:
-        first = [v for v, own in parts.items() if own == [v]]
+        undivided = [v for v, parts in parts_of.items() if parts == [v]]
     else:
-        first = _stored_whole(parts)
-    covered = {x for v in first for x in parts.get(v, [v])}
-    values = [*first, *dict.fromkeys(x for own in parts.values() for x in own if x not in covered)]
-    domain = {x: whole.domain[v] for v, own in parts.items() for x in (v, *own)}
-    others = {v: own for v, own in parts.items() if v not in first}
-    shared = {x for own in others.values() for x in own}
-    within = {v: own for v, own in parts.items() if v in first and len(own) > 1 and not shared.isdisjoint(own)}
-    eqns, _ = needed(joint.program.eqns, list(others), {*values, *covered})
-    return StoredCuts(values, {v: domain[v] for v in values}, within, others, eqns)
+        undivided = _stored_whole(parts_of)
+    covered = {x for v in undivided for x in parts_of.get(v, [v])}
+    values = [*undivided, *dict.fromkeys(x for parts in parts_of.values() for x in parts if x not in covered)]
+    domain = {x: whole.domain[v] for v, parts in parts_of.items() for x in (v, *parts)}
+    divided = {v: parts for v, parts in parts_of.items() if v not in undivided}
+    shared = {x for parts in divided.values() for x in parts}
+    within = {v: parts for v, parts in parts_of.items() if v in undivided and len(parts) > 1 and not shared.isdisjoint(parts)}
+    eqns, _ = needed(joint.program.eqns, list(divided), {*values, *covered})
+    return StoredCuts(values, {v: domain[v] for v in values}, within, divided, eqns)
 
 
 def _parts_of(cut: Var, makers: dict[Var, Eqn], domain: Domains) -> list[Var]:
@@ -102,5 +102,5 @@ def _is_layout(e: Eqn) -> bool:
 
 def _bytes(joint: Joint, stored: StoredCuts) -> int:
     """Returns the bytes that a vertex or an edge needs beside its kept values."""
-    over = reused(joint, stored.values, stored.domain)
-    return sum(bytes_of_var(v) for v in stored.values if v not in over)
+    overwriting = reused(joint, stored.values, stored.domain)
+    return sum(bytes_of_var(v) for v in stored.values if v not in overwriting)

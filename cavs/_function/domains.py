@@ -22,10 +22,10 @@ def domains(eqns: Sequence[Eqn], known: Domains) -> Domains:
     domain = dict(known)
     for eqn in eqns:
         if eqn.primitive in TO_EDGES:
-            own = EDGE
+            result_domain = EDGE
         elif eqn.primitive in TO_ROWS:
-            own = ROW
+            result_domain = ROW
         else:
-            own = max((domain_of(x, domain) for x in eqn.invars), default=STATIC)
-        domain |= dict.fromkeys(eqn.outvars, own)
+            result_domain = max((domain_of(x, domain) for x in eqn.invars), default=STATIC)
+        domain |= dict.fromkeys(eqn.outvars, result_domain)
     return domain

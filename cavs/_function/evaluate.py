@@ -66,25 +66,25 @@ def evaluate(
     once = computed_once(eqns)
     for eqn in eqns:
         args = values(eqn.invars, env)
-        of = [domain_of(x, domain) for x in eqn.invars]
+        in_domains = [domain_of(x, domain) for x in eqn.invars]
         if eqn.primitive in (spread_p, unstack_p, *TO_ROWS):
             assert segments is not None
-            outs = [_between_rows_and_edges(eqn, args[0], of[0], segments, num_rows, real)]
-        elif max(of, default=STATIC) == STATIC:
+            outs = [_between_rows_and_edges(eqn, args[0], in_domains[0], segments, num_rows, real)]
+        elif max(in_domains, default=STATIC) == STATIC:
             outs = bind(eqn, args)
-        elif eqn.primitive.name in _BY_ELEMENT and STATIC not in of and len({jnp.shape(x) for x in args}) == 1:
+        elif eqn.primitive.name in _BY_ELEMENT and STATIC not in in_domains and len({jnp.shape(x) for x in args}) == 1:
             outs = bind(eqn, args)
-        elif (axis := matrix_product(eqn, of)) is not None:
+        elif (axis := matrix_product(eqn, in_domains)) is not None:
             w, axis = (turned[eqn.invars[1]], 0) if turned and axis == 1 and eqn.invars[1] in turned else (args[1], axis)
             # One two-dimensional product over all rows: if there were more axes, XLA would transpose the operand first.
-            x, how = args[0], (eqn.params["precision"], eqn.params["preferred_element_type"])
-            z = product(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), w, axis, *how)
+            x, options = args[0], (eqn.params["precision"], eqn.params["preferred_element_type"])
+            z = product(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), w, axis, *options)
             z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
-        elif is_choice(eqn) and of[0] != STATIC and len(args[0]):
-            outs = _every_branch(eqn, args, of, real, product)
+        elif is_choice(eqn) and in_domains[0] != STATIC and len(args[0]):
+            outs = _every_branch(eqn, args, in_domains, real, product)
         else:
-            axes = [0 if d != STATIC else None for d in of]
+            axes = [0 if d != STATIC else None for d in in_domains]
             run = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)
             outs = run(*args) if real is None or may_repeat(eqn) else _if_any(real, run, args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
@@ -98,29 +98,29 @@ def _if_any(real: jax.Array, run: Callable[..., list[jax.Array]], args: Sequence
 
 
 def _every_branch(
-    eqn: Eqn, args: Sequence[jax.Array], of: Sequence[Domain], real: jax.Array | None, product: Callable[..., jax.Array]
+    eqn: Eqn, args: Sequence[jax.Array], in_domains: Sequence[Domain], real: jax.Array | None, product: Callable[..., jax.Array]
 ) -> list[jax.Array]:
     """Runs every branch of a `cond` whose rows choose, and selects. `jax.vmap` of it would give each row weights of its own.
 
     Rows that do not take a branch repeat one that does, so that neither the branch nor its derivative is infinite for them.
     """
-    which, outs = args[0], list[jax.Array]()
+    index, outs = args[0], list[jax.Array]()
     for number, branch in enumerate(eqn.params["branches"]):
-        (jaxpr, consts), taken = opened(branch), which == number
-        one, some = jnp.argmax(taken), taken.any()  # if no row takes it, nothing is differentiated
-        given = [
-            jnp.where(column(taken, x), x, lax.stop_gradient(x[one]))
+        (jaxpr, consts), taken = opened(branch), index == number
+        row, any_taken = jnp.argmax(taken), taken.any()  # if no row takes it, nothing is differentiated
+        operands = [
+            jnp.where(column(taken, x), x, lax.stop_gradient(x[row]))
             if domain != STATIC
-            else jnp.where(some, x, lax.stop_gradient(x))
+            else jnp.where(any_taken, x, lax.stop_gradient(x))
             if is_float(x)
             else x  # a key stays the same for all vertices, also under `jax.vmap`
-            for x, domain in zip(args[1:], of[1:], strict=True)
+            for x, domain in zip(args[1:], in_domains[1:], strict=True)
         ]
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *given), strict=True))
-        domain = domains(jaxpr.eqns, dict(zip(jaxpr.invars, of[1:], strict=True)))
-        evaluate(jaxpr.eqns, env, domain, real=some if real is None else some & (real > 0), product=product)
-        found = [value_at(x, of[0], len(which), env, domain) for x in jaxpr.outvars]
-        outs = [jnp.where(column(taken, x), x, before) for x, before in zip(found, outs, strict=True)] if outs else found
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
+        domain = domains(jaxpr.eqns, dict(zip(jaxpr.invars, in_domains[1:], strict=True)))
+        evaluate(jaxpr.eqns, env, domain, real=any_taken if real is None else any_taken & (real > 0), product=product)
+        results = [value_at(x, in_domains[0], len(index), env, domain) for x in jaxpr.outvars]
+        outs = [jnp.where(column(taken, x), x, before) for x, before in zip(results, outs, strict=True)] if outs else results
     return outs
 
 
@@ -128,8 +128,8 @@ def _between_rows_and_edges(
     eqn: Eqn, x: jax.Array, have: Domain, segments: jax.Array, num_rows: int, real: jax.Array | None
 ) -> jax.Array:
     """Runs an equation of `_function.children`, whose operand is `x` of domain `have`."""
-    if is_float(eqn.invars[0]) and (like := wide(x)).dtype != x.dtype:  # its derivative sums over children, in 32 bits
-        return _between_rows_and_edges(eqn, like, have, segments, num_rows, real).astype(x.dtype)
+    if is_float(eqn.invars[0]) and (widened := wide(x)).dtype != x.dtype:  # its derivative sums over children, in 32 bits
+        return _between_rows_and_edges(eqn, widened, have, segments, num_rows, real).astype(x.dtype)
     if eqn.primitive is spread_p:
         if have == STATIC:
             return jnp.broadcast_to(x, (len(segments), *jnp.shape(x)))
@@ -141,9 +141,9 @@ def _between_rows_and_edges(
         out = stack_rows(x, segments, num_rows, eqn.params["size"])
     else:
         assert eqn.primitive in REDUCTIONS
-        whole = real is not None and x.size and jnp.issubdtype(x.dtype, jnp.floating)
+        can_be_late = real is not None and x.size and jnp.issubdtype(x.dtype, jnp.floating)
         reduce = jax.ops.segment_sum if eqn.primitive is reduce_sum_p else jax.ops.segment_max
-        if eqn.primitive is reduce_sum_p and whole:
+        if eqn.primitive is reduce_sum_p and can_be_late:
             reduce = _late_sum
         out = reduce(x, segments, num_rows, indices_are_sorted=True, mode="drop")
     if real is None or not out.shape[0]:
@@ -152,18 +152,18 @@ def _between_rows_and_edges(
     return jnp.where(column(jnp.arange(out.shape[0]) < real, out), out, out[:1])
 
 
-def _late_sum(x: jax.Array, segments: jax.Array, num_rows: int, **how: Any) -> jax.Array:
+def _late_sum(x: jax.Array, segments: jax.Array, num_rows: int, **kwargs: Any) -> jax.Array:
     """Returns `jax.ops.segment_sum(...)`, with zeros that begin to exist after `x`, and not when the program starts."""
     zeros = jnp.broadcast_to(late_zero([x[(0,) * x.ndim]]).astype(x.dtype), (num_rows, *x.shape[1:]))
-    return zeros.at[jnp.where(segments < 0, num_rows, segments)].add(x, **how)
+    return zeros.at[jnp.where(segments < 0, num_rows, segments)].add(x, **kwargs)
 
 
-def matrix_product(eqn: Eqn, of: Sequence[Domain]) -> int | None:
+def matrix_product(eqn: Eqn, in_domains: Sequence[Domain]) -> int | None:
     """Returns the contracted axis of W if `eqn` is x @ W for row values x and a static matrix W, else `None`.
 
-    The last axis of x must be the contracted one. `of` holds the domains of the operands.
+    The last axis of x must be the contracted one. `in_domains` holds the domains of the operands.
     """
-    if eqn.primitive.name != "dot_general" or of[0] == STATIC or of[1] != STATIC:
+    if eqn.primitive.name != "dot_general" or in_domains[0] == STATIC or in_domains[1] != STATIC:
         return None
     (lc, rc), (lb, _) = eqn.params["dimension_numbers"]
     x, w = eqn.invars
@@ -195,8 +195,8 @@ def turned_weights(eqns: Sequence[Eqn], domain: Domains, weights: Env) -> Env:
         return {}
     out = {}
     for eqn in eqns:
-        of = [domain_of(x, domain) for x in eqn.invars]
-        if matrix_product(eqn, of) == 1 and eqn.invars[1] in weights:
+        in_domains = [domain_of(x, domain) for x in eqn.invars]
+        if matrix_product(eqn, in_domains) == 1 and eqn.invars[1] in weights:
             out[eqn.invars[1]] = weights[eqn.invars[1]].T
     return out
 

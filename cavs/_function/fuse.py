@@ -71,12 +71,12 @@ def _groups(program: Program, domain: Domains, stacked: bool) -> list[_Group]:
     for eqn in program.eqns:
         p = _product(eqn, domain)
         if p is not None:
-            rest = (p.axis, domain.get(p.x), str(eqn.params["precision"]), str(eqn.params["preferred_element_type"]))
+            settings = (p.axis, domain.get(p.x), str(eqn.params["precision"]), str(eqn.params["preferred_element_type"]))
             dtypes = (p.x.aval.dtype, p.weight.aval.dtype)
             # Only products of equal depth: none of these depends on another, however many groups there are.
             weight = weight_id.get(p.weight, p.weight)
-            same = (weight, depth[eqn.outvars[0]]) if stacked else p.x
-            groups.setdefault((same, rest, dtypes, p.x.aval.shape), []).append(p)
+            shared = (weight, depth[eqn.outvars[0]]) if stacked else p.x
+            groups.setdefault((shared, settings, dtypes, p.x.aval.shape), []).append(p)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -90,27 +90,27 @@ def _note(group: _Group, stacked: bool) -> str:
 
 def _fused(program: Program, groups: Sequence[_Group], biases: dict[int, list[Eqn]], domain: Domains, stacked: bool) -> Program:
     """Returns the program with each group as one product. `biases` is from `_common_biases`."""
-    member = {id(p.eqn): group for group in groups for p in group}
+    group_of = {id(p.eqn): group for group in groups for p in group}
 
     def body(env: Env) -> list[jax.Array]:
         pending = list(program.eqns)
         while pending:
-            later = []
+            waiting = []
             for eqn in pending:
                 if eqn.outvars and eqn.outvars[0] in env:
                     continue  # computed with its group
-                group = member.get(id(eqn))
+                group = group_of.get(id(eqn))
                 adds = biases.get(id(group), ())
                 operands = [x for p in group for x in p.eqn.invars] if group else list(eqn.invars)
                 operands += [x for e in adds for x in e.invars if domain_of(x, domain) == STATIC]
                 if any(is_var(x) and x not in env for x in operands):
-                    later.append(eqn)
+                    waiting.append(eqn)
                 elif group is None:
                     run_equations([eqn], env)
                 else:
                     _run_group(group, stacked, adds, env)
-            assert len(later) < len(pending), "fused products wait for each other"
-            pending = later
+            assert len(waiting) < len(pending), "fused products wait for each other"
+            pending = waiting
         return values(program.outs, env)
 
     return retrace(program, body)
@@ -149,7 +149,7 @@ def _common_biases(program: Program, groups: Iterable[_Group], domain: Domains) 
             if is_var(x):
                 readers.setdefault(x, []).append(eqn)
     outs = {x for x in program.outs if is_var(x)}
-    found = {}
+    additions = {}
     for group in groups:
         adds, vectors = [], set()
         for p in group:
@@ -163,8 +163,8 @@ def _common_biases(program: Program, groups: Iterable[_Group], domain: Domains) 
             adds.append(uses[0])
             vectors.add(b)
         if len(adds) == len(group) and len(vectors) == 1:
-            found[id(group)] = adds
-    return found
+            additions[id(group)] = adds
+    return additions
 
 
 def _weight_ids(program: Program) -> dict[Var, Hashable]:

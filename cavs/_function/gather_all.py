@@ -94,35 +94,35 @@ def _of_child(fn: OfChild, child: list[jax.Array], count: jax.Array, call: int) 
         return isinstance(x, Tracer) and x._trace is not trace
 
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in child]
-    closed, out = jax.make_jaxpr(fn, return_shape=True)(shapes)
+    closed, out_shapes = jax.make_jaxpr(fn, return_shape=True)(shapes)
     jaxpr, entered = cast(Jaxpr, closed.jaxpr), [enter_p.bind(x, call=call) for x in child]
-    rules, apart = any(map(has_rule, jaxpr.eqns)), [differentiated(x) for x in closed.consts]
+    rules, per_child = any(map(has_rule, jaxpr.eqns)), [differentiated(x) for x in closed.consts]
 
     def to_child(x: jax.Array) -> jax.Array:
         return spread(varying(x, count) if rules and is_float(x) else x, call)  # a parameter would not stay spread
 
-    consts = [to_child(x) if is_apart else x for x, is_apart in zip(closed.consts, apart, strict=True)]
-    leaves = with_rules_per_child(jaxpr, consts, apart, entered, to_child) if rules else eval_jaxpr(jaxpr, consts, *entered)
-    return jax.tree.unflatten(jax.tree.structure(out), leaves)
+    consts = [to_child(x) if is_per_child else x for x, is_per_child in zip(closed.consts, per_child, strict=True)]
+    leaves = with_rules_per_child(jaxpr, consts, per_child, entered, to_child) if rules else eval_jaxpr(jaxpr, consts, *entered)
+    return jax.tree.unflatten(jax.tree.structure(out_shapes), leaves)
 
 
 def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Array, size: int) -> PyTree:
     """Traces a call of `gather_all` in plain JAX, over `count` children that are stacked and padded to `size`."""
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in child]
-    closed, like = jax.make_jaxpr(fn, return_shape=True)(shapes)
-    apart = [False for _ in closed.consts]
+    closed, out_shapes = jax.make_jaxpr(fn, return_shape=True)(shapes)
+    per_child = [False for _ in closed.consts]
 
     def of_one(slot: jax.Array, *stored: jax.Array) -> PyTree:
-        leaves = with_rules_per_child(cast(Jaxpr, closed.jaxpr), closed.consts, apart, stored, lambda x: varying(x, slot))
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        leaves = with_rules_per_child(cast(Jaxpr, closed.jaxpr), closed.consts, per_child, stored, lambda x: varying(x, slot))
+        return jax.tree.unflatten(jax.tree.structure(out_shapes), leaves)
 
     slots = jnp.arange(size, dtype=count.dtype)
     out = jax.vmap(of_one)(slots, *(stack_p.bind(x, size=size) for x in child))
-    there = slots < count
+    present = slots < count
 
-    def only(x: ArrayLike, rest: ArrayLike) -> jax.Array:
+    def only(x: ArrayLike, padding: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)
-        return jnp.where(column(there, x), x, jnp.asarray(rest, x.dtype))
+        return jnp.where(column(present, x), x, jnp.asarray(padding, x.dtype))
 
     def reduced(x: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)

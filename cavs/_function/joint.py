@@ -89,8 +89,8 @@ class Forward:
     @property
     def places(self) -> list[tuple[Var, ...]]:
         """The kept values of each tensor."""
-        others = {v for group in self.together or () for v in group}
-        return [*(self.together or ()), *((v,) for v in self.keep if v not in others)]
+        grouped = {v for group in self.together or () for v in group}
+        return [*(self.together or ()), *((v,) for v in self.keep if v not in grouped)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,5 +140,5 @@ class Joint:
         """The variables that the backward can read without computing them: kept, gathered again, or states."""
         f = self.forward
         free = {*f.statics, *f.cross, *f.slots, *f.child, f.num_children, *f.keep}
-        own = [v for i, v in enumerate(f.states) if i not in f.overwritten]
-        return free | {v for v in (*own, *f.extra) if is_var(v)}
+        readable = [v for i, v in enumerate(f.states) if i not in f.overwritten]
+        return free | {v for v in (*readable, *f.extra) if is_var(v)}

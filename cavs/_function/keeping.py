@@ -52,19 +52,19 @@ def with_keeping(
         return joint
     forward, needs = _read_by_backward(joint)
     # A kept value and a cut cotangent of one shape can share a buffer.
-    like = {(v.aval.shape, v.aval.dtype) for v in joint.reverse.cuts} if share else set()
+    cut_shapes = {(v.aval.shape, v.aval.dtype) for v in joint.reverse.cuts} if share else set()
     f = joint.forward
 
     def price(i: int) -> float | None:
         return None if is_costly_in_f(forward[i]) and not any(v in again for v in forward[i].outvars) else 0.0
 
     def size(v: Var) -> float:
-        return _bytes(v, joint.domain) * (0.999 if (v.aval.shape, v.aval.dtype) in like else 1.0)
+        return _bytes(v, joint.domain) * (0.999 if (v.aval.shape, v.aval.dtype) in cut_shapes else 1.0)
 
-    own = [v for i, v in enumerate(f.states) if i not in overwritten]
+    readable = [v for i, v in enumerate(f.states) if i not in overwritten]
     # STATIC values are computed from parameters, which stay: they are not stored.
     static = {v for e in forward for v in e.outvars if domain_of(v, joint.domain) == STATIC}
-    free = {*static, *f.cross, *filter(is_var, (*own, *f.extra))}
+    free = {*static, *f.cross, *filter(is_var, (*readable, *f.extra))}
     by_name = {"names": names, "named": joint.names}
     keep = cheapest(forward, needs, price, is_costly_in_f, free=free, stored=f.cross, size=size, comparisons=masks, **by_name)
     keep = [v for v in keep if v not in f.cross]
@@ -94,23 +94,23 @@ def lazy_reads(joint: Joint) -> set[Var]:
     return reads(eqns, [*operands, *available]) & joint.available
 
 
-def reused(joint: Joint, stored: Sequence[Var], of: Domains) -> dict[Var, tuple[Var, ...]]:
+def reused(joint: Joint, stored: Sequence[Var], cut_domain: Domains) -> dict[Var, tuple[Var, ...]]:
     """Maps cut cotangents, or parts of them, to the saved values whose buffer they may reuse, each buffer at most once.
 
-    `stored`: the cut cotangents, or parts of them. `of`: the domain of each: ROW or EDGE.
+    `stored`: the cut cotangents, or parts of them. `cut_domain`: the domain of each: ROW or EDGE.
     """
     spare = _only_in_levels(joint)
-    found: dict[Var, tuple[Var, ...]] = {}
+    place_of: dict[Var, tuple[Var, ...]] = {}
     for cut in stored:
-        if place := _taken(spare, cut, joint.domain, of[cut] == EDGE):
-            found[cut] = place
-    return found
+        if place := _taken(spare, cut, joint.domain, cut_domain[cut] == EDGE):
+            place_of[cut] = place
+    return place_of
 
 
 def _only_in_levels(joint: Joint) -> list[tuple[Var, ...]]:
     """Returns the saved values of each tensor that only the backward's levels read."""
-    later = lazy_reads(joint)
-    return [place for place in joint.forward.places if later.isdisjoint(place)]
+    read_later = lazy_reads(joint)
+    return [place for place in joint.forward.places if read_later.isdisjoint(place)]
 
 
 def fit(place: Sequence[Var], v: Var, domain: Domains, edge: bool) -> bool:
@@ -122,10 +122,10 @@ def fit(place: Sequence[Var], v: Var, domain: Domains, edge: bool) -> bool:
 
 def _taken(places: list[tuple[Var, ...]], v: Var, domain: Domains, edge: bool) -> tuple[Var, ...] | None:
     """Removes and returns the first of the places with room for `v`; `None` if there is none."""
-    found = next((place for place in places if fit(place, v, domain, edge)), None)
-    if found is not None:
-        places.remove(found)
-    return found
+    taken = next((place for place in places if fit(place, v, domain, edge)), None)
+    if taken is not None:
+        places.remove(taken)
+    return taken
 
 
 def side_by_side(joint: Joint, cuts: Sequence[tuple[Var, Sequence[Var]]]) -> Joint:
@@ -138,51 +138,51 @@ def side_by_side(joint: Joint, cuts: Sequence[tuple[Var, Sequence[Var]]]) -> Joi
         edge = joint.reverse.cut_domain[cut] == EDGE
         if any(fit(place, cut, domain, edge) for place in spare):
             continue
-        left, group = list(spare), []
+        remaining, group = list(spare), []
         for part in parts:
-            group += _taken(left, part, domain, edge) or ()
+            group += _taken(remaining, part, domain, edge) or ()
         if len(group) == len(parts) > 1:
             together.append(tuple(group))
-            spare = left
+            spare = remaining
     return dataclasses.replace(joint, forward=dataclasses.replace(joint.forward, together=tuple(together)))
 
 
-def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...], Var]:
+def overwritten_rows(joint: Joint, copies: Collection[Var]) -> dict[tuple[Var, ...], Var]:
     """Maps tensors of saved values to the eager rows whose buffer they may reuse, each buffer at most once.
 
     Nothing reads these rows after the forward's levels. They are one of `Forward.cross`, or a part of it if the recurrent part
     splits it.
 
-    `made`: the variables of `Forward.cross` that are copies.
+    `copies`: the variables of `Forward.cross` that are copies.
     """
-    later, domain, f = rows_read(joint), joint.domain, joint.forward
+    read_later, domain, f = rows_read(joint), joint.domain, joint.forward
     eqns, _ = needed(joint.program.eqns, [*f.states, *f.extra, *f.keep], set())
-    places, found = f.places, {}
+    places, row_of = f.places, {}
 
     def overwrite(x: Var, edge: bool) -> bool:
         if place := _taken(places, x, domain, edge):
-            found[place] = x
+            row_of[place] = x
         return place is not None
 
-    for v, of in zip(f.cross, joint.reverse.cross_domain, strict=True):
-        if v not in made or v in later or v in f.states or overwrite(v, of == EDGE):
+    for v, v_domain in zip(f.cross, joint.reverse.cross_domain, strict=True):
+        if v not in copies or v in read_later or v in f.states or overwrite(v, v_domain == EDGE):
             continue
         readers = [e for e in eqns if v in e.invars]
         if len(readers) == 1 and readers[0].primitive.name == "split":
             for x in readers[0].outvars:
-                overwrite(x, of == EDGE)
-    return found
+                overwrite(x, v_domain == EDGE)
+    return row_of
 
 
 def can_overwrite(joint: Joint, slots: Collection[tuple[int, int]], child: Collection[int]) -> set[int]:
     """Finds the state leaves that only the backward's levels read: in a forest, their cotangents may overwrite them."""
-    later, f = lazy_reads(joint), joint.forward
-    read = {i for i, v in enumerate(f.states) if is_var(v) and v in later}
-    read |= {i for v, (_, i) in zip(f.slots, slots, strict=True) if v in later}
-    read |= {i for v, i in zip(f.child, child, strict=True) if v in later}
+    read_later, f = lazy_reads(joint), joint.forward
+    read = {i for i, v in enumerate(f.states) if is_var(v) and v in read_later}
+    read |= {i for v, (_, i) in zip(f.slots, slots, strict=True) if v in read_later}
+    read |= {i for v, i in zip(f.child, child, strict=True) if v in read_later}
     # A state that is passed on as it is has no equation that could compute it again.
-    made = {v for e in joint.program.eqns for v in e.outvars}
-    return {i for i, v in enumerate(f.states) if i in joint.reverse.state_cts and is_var(v) and v in made} - read
+    computed = {v for e in joint.program.eqns for v in e.outvars}
+    return {i for i, v in enumerate(f.states) if i in joint.reverse.state_cts and is_var(v) and v in computed} - read
 
 
 def front(joint: Joint, overwritten: Collection[int] = ()) -> list[Tradeoff]:
@@ -200,9 +200,9 @@ def front(joint: Joint, overwritten: Collection[int] = ()) -> list[Tradeoff]:
         kept = with_keeping(joint, again, overwritten)
         return float(sum(_bytes(v, domain) for v in (*kept.forward.keep, *rows_read(kept))))
 
-    none, everything = stored(()), stored([v for v, _ in products])
-    if none == everything:
-        return [Tradeoff((), none, 0.0)]
+    most_bytes, least_bytes = stored(()), stored([v for v, _ in products])
+    if most_bytes == least_bytes:
+        return [Tradeoff((), most_bytes, 0.0)]
     products.sort(key=lambda p: p[1])
     if len(products) <= MOST_PRODUCTS:
         subsets = [s for n in range(len(products) + 1) for s in itertools.combinations(products, n)]

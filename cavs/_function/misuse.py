@@ -106,10 +106,10 @@ def explained(error: Exception, who: str, inputs: PyTree, states: Sequence[jax.S
             shapes = f"v.pull() of {rows} and states of {short(states)}" if rows else f"states of {short(states)}"
             return category(MSG_SHAPES.format(where=where, error=text, shapes=shapes, who=who))
     text = str(error).partition("\n")[0].rstrip(".")
-    found = re.search("'dict'" if "operand" not in text else "'(dict|list|tuple)'", text)
-    if isinstance(error, TypeError) and found:
-        what = found[0].strip("'")
-        return TypeError(MSG_CONTAINER.format(what=what, where=where, error=text, write=WRITE[what]))
+    match = re.search("'dict'" if "operand" not in text else "'(dict|list|tuple)'", text)
+    if isinstance(error, TypeError) and match:
+        container = match[0].strip("'")
+        return TypeError(MSG_CONTAINER.format(what=container, where=where, error=text, write=WRITE[container]))
     error.add_note(f"while F was traced for {who}{where}")
     return None
 
@@ -138,21 +138,21 @@ def check_program(program: Program, known: Domains, fn: Callable[..., None]) -> 
                 f"F closes over a traced value of shape {value.shape}{defined(fn)}; F is traced once and kept, so it may only "
                 "close over constants. Pass the value through params or inputs."
             )
-    found = {e: impl for e in program.eqns if (impl := _draws_from_first_key(e, least=0)) is not None}
-    domain = domains(program.eqns, known) if found else {}
-    for e, impl in found.items():
+    draws = {e: impl for e in program.eqns if (impl := _draws_from_first_key(e, least=0)) is not None}
+    domain = domains(program.eqns, known) if draws else {}
+    for e, impl in draws.items():
         if _draws_for_vertices(e, domain):
             raise ValueError(MSG_GENERATOR.format(impl=impl, where=line_of(e) or defined(fn)))
 
 
 def _draws_for_vertices(eqn: Eqn, domain: Domains) -> bool:
     """Returns whether an equation, which runs for many vertices at once, would draw for all of them from the first key."""
-    of = [domain_of(x, domain) for x in eqn.invars]
-    if not is_choice(eqn) or of[0] == STATIC:
-        return any(map(_draws_from_first_key, _of_vertices(eqn, [x == STATIC for x in of])))
+    in_domains = [domain_of(x, domain) for x in eqn.invars]
+    if not is_choice(eqn) or in_domains[0] == STATIC:
+        return any(map(_draws_from_first_key, _of_vertices(eqn, [x == STATIC for x in in_domains])))
     bodies = [opened(branch)[0] for branch in eqn.params["branches"]]  # as `evaluate` runs them
-    inside = ((e, domains(body.eqns, dict(zip(body.invars, of[1:], strict=True)))) for body in bodies for e in body.eqns)
-    return any(_draws_for_vertices(e, known) for e, known in inside)
+    inner = ((e, domains(body.eqns, dict(zip(body.invars, in_domains[1:], strict=True)))) for body in bodies for e in body.eqns)
+    return any(_draws_for_vertices(e, known) for e, known in inner)
 
 
 def _of_vertices(eqn: Eqn, static: Sequence[bool]) -> Sequence[Eqn]:
@@ -162,8 +162,8 @@ def _of_vertices(eqn: Eqn, static: Sequence[bool]) -> Sequence[Eqn]:
         x.aval.shape if is_static else (_VERTICES, *x.aval.shape) for x, is_static in zip(eqn.invars, static, strict=True)
     ]
     batched = jax.vmap(lambda *args: bind(eqn, args), axes, axis_size=_VERTICES)
-    given = [jax.ShapeDtypeStruct(shape, x.aval.dtype) for shape, x in zip(shapes, eqn.invars, strict=True)]
-    return opened(cast(ClosedJaxpr, jax.make_jaxpr(batched)(*given)))[0].eqns
+    avals = [jax.ShapeDtypeStruct(shape, x.aval.dtype) for shape, x in zip(shapes, eqn.invars, strict=True)]
+    return opened(cast(ClosedJaxpr, jax.make_jaxpr(batched)(*avals)))[0].eqns
 
 
 def _draws_from_first_key(eqn: Eqn, least: int = _VERTICES) -> str | None:

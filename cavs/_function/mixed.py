@@ -31,19 +31,19 @@ def mixed(function: VertexFunction, kinds: tuple[str, ...], deep: tuple[int, ...
         kinds: the names of the kinds.
         deep: the numbers of those whose vertices may have children.
     """
-    found = copy.copy(function)
-    vars(found).pop("_memo", None)
-    found.fns = {name: _of_inputs(fn) for name, fn in function.fns.items()}
-    found.mixes = {k: kinds[k] for k in deep}
-    return found
+    copied = copy.copy(function)
+    vars(copied).pop("_memo", None)
+    copied.fns = {name: _of_inputs(fn) for name, fn in function.fns.items()}
+    copied.mixes = {k: kinds[k] for k in deep}
+    return copied
 
 
 def _of_inputs(fn: OneVertex) -> OneVertex:
     @functools.wraps(fn)
     def one(params: PyTree, v: Vertex) -> None:
-        own = v._with_inputs(v.pull("inputs"))
-        fn(params, own)
-        v.scattered, v.pushed = own.scattered, own.pushed
+        inner = v._with_inputs(v.pull("inputs"))
+        fn(params, inner)
+        v.scattered, v.pushed = inner.scattered, inner.pushed
 
     return one
 
@@ -60,26 +60,26 @@ def mixed_program(programs: Mapping[int, tuple[Program, Domains]], kind: Var, pa
         params: the inputs of the first one that are parameters.
     """
     first, _ = next(iter(programs.values()))
-    fixed = [v in params for v in first.invars]
+    are_params = [v in params for v in first.invars]
 
     def body(env: dict[Var, Any]) -> list[jax.Array]:
         args, outs = [env[v] for v in first.invars], list[jax.Array]()
         for number, (program, domain) in programs.items():
-            own = env[kind] == number
-            static = {v for v, yes in zip(program.invars, fixed, strict=True) if yes}
-            mine = _of_own(program, domain, static, args, own)
-            outs = [jnp.where(own, x, y) for x, y in zip(mine, outs, strict=True)] if outs else mine
+            of_kind = env[kind] == number
+            static = {v for v, is_param in zip(program.invars, are_params, strict=True) if is_param}
+            results = _of_own(program, domain, static, args, of_kind)
+            outs = [jnp.where(of_kind, x, y) for x, y in zip(results, outs, strict=True)] if outs else results
         return outs
 
     return retrace(first, body)
 
 
-def _of_own(program: Program, domain: Domains, params: set[Var], args: Sequence[jax.Array], own: jax.Array) -> list[jax.Array]:
-    """Evaluates a program, with zeros in place of what it reads of a vertex that is not its `own`."""
+def _of_own(program: Program, domain: Domains, params: set[Var], args: Sequence[jax.Array], mask: jax.Array) -> list[jax.Array]:
+    """Evaluates a program, with zeros in place of what it reads of a vertex outside `mask`."""
     of_params = depends(program.eqns, params)
     zero: set[Var] = {v for v in program.invars if domain_of(v, domain) != STATIC}  # at other vertices
     env: dict[Var, Any] = dict(zip(program.invars, args, strict=True)) | program.consts
-    env |= {v: _where(own, env[v]) for v in zero}
+    env |= {v: _where(mask, env[v]) for v in zero}
 
     def results(eqn: Eqn, operands: list[Any]) -> Sequence[Any]:
         rows = [is_var(x) and domain_of(x, domain) != STATIC for x in eqn.invars]
@@ -92,13 +92,13 @@ def _of_own(program: Program, domain: Domains, params: set[Var], args: Sequence[
                 zero.update(eqn.outvars)
             return bind(eqn, operands)
         dirty = [row and x not in zero for x, row in zip(eqn.invars, rows, strict=True)]
-        given = [_where(own, x) if masked else x for x, masked in zip(operands, dirty, strict=True)]
+        cleaned = [_where(mask, x) if masked else x for x, masked in zip(operands, dirty, strict=True)]
         zero.update(eqn.outvars)
-        return [_where(own, x) for x in bind(eqn, given)]
+        return [_where(mask, x) for x in bind(eqn, cleaned)]
 
     run_equations(program.eqns, env, results)
     return [jnp.asarray(x) for x in values(program.outs, env)]
 
 
-def _where(own: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(own, x, jnp.zeros_like(x))
+def _where(mask: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(mask, x, jnp.zeros_like(x))

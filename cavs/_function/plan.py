@@ -62,15 +62,15 @@ class FunctionPlan:
     @property
     def push_states(self) -> list[int] | None:
         """For each push the leaf of the state that it is, if ALL pushes are scattered states; else `None`."""
-        found: list[int] = []
+        leaves: list[int] = []
         for j in range(len(self.push_avals)):
             hits = set(range(len(self.state_avals)))
             for role in self.roles:
                 hits &= {i for i, s in enumerate(role.states) if s is role.pushes[j] and is_var(s)}
             if not hits:
                 return None
-            found.append(min(hits))
-        return found
+            leaves.append(min(hits))
+        return leaves
 
     @property
     def overwritten(self) -> frozenset[int]:
@@ -128,10 +128,10 @@ class FunctionPlan:
 
     def _overwritable(self) -> frozenset[int]:
         """Returns the leaves of the state whose rows the cotangents of a forest may overwrite."""
-        found = set(range(len(self.state_avals)))
+        leaves = set(range(len(self.state_avals)))
         for part in self.inner.values():
-            found &= part.can_overwrite(self.function.arity)
-        return frozenset(found - set(self.push_states or ()))
+            leaves &= part.can_overwrite(self.function.arity)
+        return frozenset(leaves - set(self.push_states or ()))
 
 
 def make_plan(function: VertexFunction, shapes: ArgumentShapes, most: int | None) -> FunctionPlan:

@@ -112,10 +112,10 @@ def _product(
     def plain(a: jax.Array, b: jax.Array, *_: jax.Array) -> jax.Array:
         return _plain(a, b, axes, precision, jnp.float32)
 
-    def scaled(a: jax.Array, b: jax.Array, *given: jax.Array) -> jax.Array:
-        rest = iter(given)
-        one, two = (None if e is None else next(rest) for e in exponents)
-        return in_float16(a, b, axes, (one, two))
+    def scaled(a: jax.Array, b: jax.Array, *known: jax.Array) -> jax.Array:
+        remaining = iter(known)
+        a_exponent, b_exponent = (None if e is None else next(remaining) for e in exponents)
+        return in_float16(a, b, axes, (a_exponent, b_exponent))
 
     def product(*operands: jax.Array) -> jax.Array:
         return lax.platform_dependent(*operands, cuda=scaled, default=plain)
@@ -130,11 +130,11 @@ def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: Precisi
 
 def in_float16(a: jax.Array, b: jax.Array, axes: tuple[int, int], exponents: Exponents = (None, None)) -> jax.Array:
     """Returns `_product(a, b, axes)` by a product in float16. Numbers that are not finite stay so."""
-    one, two = (exponent_of(x) if e is None else e for x, e in zip((a, b), exponents, strict=True))
-    a, b = (a * scale(one)).astype(jnp.float16), (b * scale(two)).astype(jnp.float16)
+    a_exponent, b_exponent = (exponent_of(x) if e is None else e for x, e in zip((a, b), exponents, strict=True))
+    a, b = (a * scale(a_exponent)).astype(jnp.float16), (b * scale(b_exponent)).astype(jnp.float16)
     # The root of 1 / (scale * scale), twice: its square may overflow although the result does not.
-    back = _number((one >> 1) + (two >> 1) - _bits(UNSCALED - BIAS))
-    return _plain(a, b, axes, lax.Precision.DEFAULT, jnp.float32) * back * back
+    unscale = _number((a_exponent >> 1) + (b_exponent >> 1) - _bits(UNSCALED - BIAS))
+    return _plain(a, b, axes, lax.Precision.DEFAULT, jnp.float32) * unscale * unscale
 
 
 def exponent_of(x: jax.Array, least: float = 0.0) -> jax.Array:

@@ -63,10 +63,10 @@ def fold_zeros(program: Program, zeros: set[Var]) -> Program:
         folded: dict[Var, Any] = env | {v: _Zero(v.aval) for v in zeros}
 
         def results(eqn: Eqn, args: list[Any]) -> Sequence[Any]:
-            of = [_range(x, ranges) for x in eqn.invars]
-            outs = _folded(eqn, args, of)
-            if (found := _range_of_results(eqn, of)) is not None:
-                ranges.update(dict.fromkeys(eqn.outvars, found))
+            in_ranges = [_range(x, ranges) for x in eqn.invars]
+            outs = _folded(eqn, args, in_ranges)
+            if (result_range := _range_of_results(eqn, in_ranges)) is not None:
+                ranges.update(dict.fromkeys(eqn.outvars, result_range))
             if outs is None and _is_constant_zero(eqn):
                 outs = [_Zero(eqn.outvars[0].aval, constant=True)]
             return bind(eqn, list(map(_solid, args))) if outs is None else outs
@@ -93,8 +93,8 @@ def _folded(eqn: Eqn, args: Sequence[Any], ranges: Sequence[Range | None]) -> li
         return None
     # The product with a constant of the user's is not folded: it may be infinity or NaN times 0.
     constant = all(a.constant for a in args if isinstance(a, _Zero))
-    others = [of for of, is_zero in zip(ranges, zero, strict=True) if not is_zero]
-    product = name == "mul" and not constant and (not is_float(out) or None not in others)
+    other_ranges = [r for r, is_zero in zip(ranges, zero, strict=True) if not is_zero]
+    product = name == "mul" and not constant and (not is_float(out) or None not in other_ranges)
     if name == "dot_general" or product or (name in KEEPS_ZERO and zero[0]):
         return [_Zero(v.aval, constant) for v in eqn.outvars]
     if name in ("add", "add_any", "sub", "concatenate") and all(zero):
@@ -123,13 +123,13 @@ def _range(x: Atom, ranges: dict[Var, Range]) -> Range | None:
     return float(value.min()), float(value.max())
 
 
-def _range_of_results(eqn: Eqn, of: Sequence[Range | None]) -> Range | None:
+def _range_of_results(eqn: Eqn, in_ranges: Sequence[Range | None]) -> Range | None:
     """Returns the range of gates and the like: sigmoids, masks, and sums and products of these."""
     name, x = eqn.primitive.name, eqn.invars[0] if eqn.invars else None
     if name == "logistic" or (name == "convert_element_type" and x is not None and x.aval.dtype == bool):
         return 0.0, 1.0
-    known = [r for r in (of[1:] if name == "select_n" else of) if r is not None]
-    if not known or len(known) < len(of) - (name == "select_n"):
+    known = [r for r in (in_ranges[1:] if name == "select_n" else in_ranges) if r is not None]
+    if not known or len(known) < len(in_ranges) - (name == "select_n"):
         return None
     if name in MOVES or name in ("select_n", "max", "min") or (name == "convert_element_type" and is_float(eqn.outvars[0])):
         return min(low for low, _ in known), max(high for _, high in known)
@@ -166,11 +166,11 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
             return read(x) | (zero != 0) if x.aval.dtype == bool else read(x) - zero.astype(x.aval.dtype)  # -0 - 0 is -0
 
         def on_edges(x: Atom, reduced: bool) -> jax.Array:
-            here = domain_of(x, domain)
-            if here == EDGE or (here == STATIC and not reduced):
+            x_domain = domain_of(x, domain)
+            if x_domain == EDGE or (x_domain == STATIC and not reduced):
                 return read(x)
             if id(x) not in on_edge:
-                on_edge[id(x)] = spread(read(x) if here == ROW else row(x))
+                on_edge[id(x)] = spread(read(x) if x_domain == ROW else row(x))
             return on_edge[id(x)]
 
         for eqn in program.eqns:

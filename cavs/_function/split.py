@@ -96,8 +96,8 @@ class Split:
         def read_later(i: int) -> bool:
             return role.states[i] in lazy or role.child[i] in lazy or any(slot[i] in lazy for slot in role.slots)
 
-        found = can_overwrite(self.joint, self.recurrent.slots, self.recurrent.child)
-        return {i for i in found if written_once(i) and not read_later(i)}
+        leaves = can_overwrite(self.joint, self.recurrent.slots, self.recurrent.child)
+        return {i for i in leaves if written_once(i) and not read_later(i)}
 
 
 def split(role: RoleProgram, eager: bool) -> Split:
@@ -127,8 +127,8 @@ def split_leaf(role: RoleProgram) -> Split:
     whole = dataclasses.replace(role, states=(*role.states, *role.pushes), pushes=())
     static_eqns, _, eqns = _sorted_out(whole, eager=False)
     recurrent, _, _ = _boundaries(whole, static_eqns, [], eqns)
-    made = {v for e in eqns for v in e.outvars} - {x for x in role.states if is_var(x)}
-    recurrent = dataclasses.replace(recurrent, extra=list(dict.fromkeys(x for x in role.pushes if is_var(x) and x in made)))
+    computed = {v for e in eqns for v in e.outvars} - {x for x in role.states if is_var(x)}
+    recurrent = dataclasses.replace(recurrent, extra=list(dict.fromkeys(x for x in role.pushes if is_var(x) and x in computed)))
     eager = Eager([], recurrent.cross, reads_edges=False)
     return Split(role, static_eqns, eager, recurrent, [], joint_of(role, recurrent))
 
@@ -138,20 +138,20 @@ def _sorted_out(role: RoleProgram, eager: bool) -> tuple[list[Eqn], list[Eqn], l
     eqns, domain = role.program.eqns, role.domain
     before_scatter = {id(e) for e in needed(eqns, role.states, set(role.program.consts))[0]}
     static_eqns, eager_eqns, recurrent = [], [], set()
-    late = _gathered(role)  # variables that the eager part cannot read
+    not_eager = _gathered(role)  # variables that the eager part cannot read
     of_edges = set(role.edges)  # values of edges that the eager part has
     for e in eqns:
-        top = max(domain_of(v, domain) for v in e.outvars)
-        if top == STATIC:
+        result_domain = max(domain_of(v, domain) for v in e.outvars)
+        if result_domain == STATIC:
             static_eqns.append(e)
             continue
-        early = not any(is_var(x) and x in late for x in e.invars) and (eager or id(e) not in before_scatter)
-        if early and _can_be_eager(e, top, of_edges):
+        early = not any(is_var(x) and x in not_eager for x in e.invars) and (eager or id(e) not in before_scatter)
+        if early and _can_be_eager(e, result_domain, of_edges):
             eager_eqns.append(e)
-            if top == EDGE and e.primitive not in TO_EDGES:
+            if result_domain == EDGE and e.primitive not in TO_EDGES:
                 of_edges.update(e.outvars)
         else:
-            late.update(e.outvars)
+            not_eager.update(e.outvars)
             if id(e) in before_scatter:
                 recurrent.add(id(e))
     # If the recurrent part reads views of an eager value, that value crosses over instead, and the views are computed on both

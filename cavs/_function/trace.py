@@ -52,23 +52,23 @@ def trace_role(
     program = program.without(lambda e: e.invars if e.primitive is enter_p else None)  # calls are checked by now
     num_states = len(function.key_impls)
     if leaf:
-        found = arguments_of(program)
-        program = fold_zeros(program, {*found.child, *(v for slot in found.slots for v in slot)})
-    found = arguments_of(program)
-    program = with_rules_per_vertex(program, found.domains, found.num_children)
+        arguments = arguments_of(program)
+        program = fold_zeros(program, {*arguments.child, *(v for slot in arguments.slots for v in slot)})
+    arguments = arguments_of(program)
+    program = with_rules_per_vertex(program, arguments.domains, arguments.num_children)
     if not leaf:
-        found = arguments_of(program)
-        program = make_domains_explicit(program, found.domains, num_states, found.num_children)
+        arguments = arguments_of(program)
+        program = make_domains_explicit(program, arguments.domains, num_states, arguments.num_children)
     # Leaves need no forget gates, for instance, whose product is not to become part of another.
     program = merge_common_subexpressions(program._replace(eqns=tuple(needed(program.eqns, program.outs, set())[0])))
     notes: list[str] = []
     if function.optimizations.fusion:
         program, notes = fuse_products(program, arguments_of(program).domains)
-    found = arguments_of(program)
+    arguments = arguments_of(program)
     role = RoleProgram(
         program,
-        domains(program.eqns, found.domains),
-        **found._asdict(),
+        domains(program.eqns, arguments.domains),
+        **arguments._asdict(),
         states=program.outs[:num_states],
         pushes=program.outs[num_states:],
         notes=tuple(notes),
@@ -115,9 +115,9 @@ def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, 
     calls: list[tuple[frozenset[str | None], bool]] = []
 
     def one_vertex(
-        given: ArgumentShapes, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
+        arguments: ArgumentShapes, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        params, inputs, edges = given
+        params, inputs, edges = arguments
         states = [tree.unflatten(map(from_stored, s, function.key_impls)) for s in slots]
         v = Vertex(function, avals, inputs, edges, states, jnp.int32(0) if leaf else num_children, child, leaf, most)
         try:
@@ -140,8 +140,8 @@ def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, 
         raise TypeError(MSG_ESCAPED.format(where=defined(fn))) from e
 
     def arguments_of(program: Program) -> _Arguments:
-        given, slots, child, num_children = jax.tree.unflatten(in_tree, program.invars)
-        params, inputs, edges = (tuple(jax.tree.leaves(x)) for x in given)
+        arguments, slots, child, num_children = jax.tree.unflatten(in_tree, program.invars)
+        params, inputs, edges = (tuple(jax.tree.leaves(x)) for x in arguments)
         return _Arguments(params, inputs, edges, tuple(map(tuple, slots)), tuple(child), num_children)
 
     check_program(program, arguments_of(program).domains, fn)
@@ -151,24 +151,24 @@ def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, 
 
 def _mixed(function: VertexFunction, shapes: ArgumentShapes, most: int | None) -> _Traced:
     """F at vertices with children, of all kinds that `function.mixes`."""
-    found = {k: _traced(function, kind, shapes, most, leaf=False) for k, kind in function.mixes.items()}
-    pushed = agreed({(kind, False): found[k].pushed for k, kind in function.mixes.items()})
-    first = next(iter(found.values()))
+    traced = {k: _traced(function, kind, shapes, most, leaf=False) for k, kind in function.mixes.items()}
+    pushed = agreed({(kind, False): traced[k].pushed for k, kind in function.mixes.items()})
+    first = next(iter(traced.values()))
     arguments = first.arguments_of(first.program)
-    programs = {k: (one.program, domains(one.program.eqns, one.arguments_of(one.program).domains)) for k, one in found.items()}
+    programs = {k: (f.program, domains(f.program.eqns, f.arguments_of(f.program).domains)) for k, f in traced.items()}
     program = mixed_program(programs, arguments.inputs[-1], {*arguments.params})
-    gathering = frozenset[str | None]().union(*(one.gathering for one in found.values()))
-    return _Traced(program, first.arguments_of, pushed, gathering, any(one.reads_edges for one in found.values()))
+    gathering = frozenset[str | None]().union(*(f.gathering for f in traced.values()))
+    return _Traced(program, first.arguments_of, pushed, gathering, any(f.reads_edges for f in traced.values()))
 
 
 def agreed(pushes: dict[tuple[str | None, bool], Pushed]) -> Pushed:
     """Checks that all kinds and roles push the same, and returns what they push."""
-    (first, pushed), *rest = pushes.items()
-    for which, other in rest:
+    (first_role, pushed), *rest = pushes.items()
+    for role, other in rest:
         if other.tree != pushed.tree or [(a.shape, a.dtype) for a in other.avals] != [(a.shape, a.dtype) for a in pushed.avals]:
             raise ValueError(
-                f"push: {role_name(*which)} pushes {other.tree} of {short(other.avals)}, but "
-                f"{role_name(*first)} pushes {pushed.tree} of {short(pushed.avals)}. All vertices must push the same "
+                f"push: {role_name(*role)} pushes {other.tree} of {short(other.avals)}, but "
+                f"{role_name(*first_role)} pushes {pushed.tree} of {short(pushed.avals)}. All vertices must push the same "
                 "structure, shapes and dtypes."
             )
     return pushed

@@ -147,14 +147,14 @@ def _traced(
         args = inputs.cross, inputs.slots, inputs.child, deltas
         if differentiable:
             _, vjp, (states, extra, operands) = jax.vjp(forward, *args, has_aux=True)
-            (*cts, cuts), of = vjp((inputs.state_cts, inputs.extra_cts)), (part.cross, slots, child)
-            ct_cross, ct_slots, ct_child = ({i: ct[i] for i in _floats(xs)} for ct, xs in zip(cts, of, strict=True))
+            (*cts, cuts), primals = vjp((inputs.state_cts, inputs.extra_cts)), (part.cross, slots, child)
+            ct_cross, ct_slots, ct_child = ({i: ct[i] for i in _floats(xs)} for ct, xs in zip(cts, primals, strict=True))
         else:
             _, (states, extra, operands) = forward(*args)
             ct_cross, ct_slots, ct_child, cuts = {}, {}, {}, []
         operands = [
-            [None if domain_of(x, role.domain) == STATIC else a for a, x in zip(own, r.eqn.invars, strict=True)]
-            for own, r in zip(operands, readers, strict=True)
+            [None if domain_of(x, role.domain) == STATIC else a for a, x in zip(values, r.eqn.invars, strict=True)]
+            for values, r in zip(operands, readers, strict=True)
         ]
         return _Outputs(
             states,
@@ -215,8 +215,8 @@ def _known(role: RoleProgram, part: Recurrent, inputs: _Inputs) -> Domains:
 
 
 def _param_use(role: RoleProgram, reader: _Reader, args: Sequence[Atom | None], cuts: Sequence[Atom]) -> ParamUse:
-    found = {i: args[i] for i in _operands_of_gradient(reader)}
-    operands = {i: x for i, x in found.items() if x is not None}
+    read = {i: args[i] for i in _operands_of_gradient(reader)}
+    operands = {i: x for i, x in read.items() if x is not None}
     domain = max(domain_of(v, role.domain) for v in reader.eqn.outvars)
     return ParamUse(reader.eqn, domain, reader.statics, operands, tuple(cuts))
 

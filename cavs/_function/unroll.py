@@ -121,10 +121,10 @@ def opened_calls(eqns: Sequence[Eqn], domain: Domains) -> tuple[list[Eqn], Domai
     out: list[Eqn] = []
     domain = dict(domain)
     for eqn in eqns:
-        level = domain_of(eqn.outvars[0], domain) if eqn.outvars else STATIC
-        if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call") or (is_choice(eqn) and level != STATIC):
+        result_domain = domain_of(eqn.outvars[0], domain) if eqn.outvars else STATIC
+        if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call") or (is_choice(eqn) and result_domain != STATIC):
             inside = _inside(eqn)
-            domain = domains(inside, domain) | dict.fromkeys(eqn.outvars, level)
+            domain = domains(inside, domain) | dict.fromkeys(eqn.outvars, result_domain)
             inside, domain = opened_calls(inside, domain)
             out += inside
         else:
@@ -140,9 +140,9 @@ def _inside(eqn: Eqn) -> list[Eqn]:
         local[var] = Literal(value, var.aval)
     inside: list[Eqn] = []
     returned = inlined(jaxpr, local, inside)
-    own, results = {v for e in inside for v in e.outvars}, dict[Var, Var]()
+    computed, results = {v for e in inside for v in e.outvars}, dict[Var, Var]()
     for x, v in zip(returned, eqn.outvars, strict=True):
-        if is_var(x) and x in own and x not in results:
+        if is_var(x) and x in computed and x not in results:
             results[x] = v
         else:  # an argument, as of a rule that changes cotangents alone; or a constant, or a value that is returned twice
             copy = cast(Eqn, jax.make_jaxpr(jnp.copy)(shape_of(x)).eqns[0])

@@ -38,21 +38,21 @@ def may_sum_first(eqn: Eqn) -> bool:
     return is_linear(program.eqns, program.invars[len(eqn.invars) :], program.outs)
 
 
-def to_vary(eqn: Eqn, own: Sequence[bool]) -> list[int]:
+def to_vary(eqn: Eqn, varies: Sequence[bool]) -> list[int]:
     """Returns the operands that must differ by vertex so that no rule in an equation acts on the cotangents of several.
 
     Returns:
         The places of the operands: one, the smallest, if that is enough.
 
-    `own`: for each operand, whether it differs already.
+    `varies`: for each operand, whether it differs already.
     """
-    if not has_rule(eqn) or not _acts_on_sums(eqn, own):
+    if not has_rule(eqn) or not _acts_on_sums(eqn, varies):
         return []
-    others = [i for i, x in enumerate(eqn.invars) if is_var(x) and is_float(x) and not own[i]]
-    for place in sorted(others, key=lambda i: bytes_of_var(eqn.invars[i])):
-        if not _acts_on_sums(eqn, [x or i == place for i, x in enumerate(own)]):
+    candidates = [i for i, x in enumerate(eqn.invars) if is_var(x) and is_float(x) and not varies[i]]
+    for place in sorted(candidates, key=lambda i: bytes_of_var(eqn.invars[i])):
+        if not _acts_on_sums(eqn, [x or i == place for i, x in enumerate(varies)]):
             return [place]
-    return others
+    return candidates
 
 
 def with_rules_per_vertex(program: Program, known: Domains, some_row: Var) -> Program:
@@ -81,21 +81,21 @@ def with_rules_per_vertex(program: Program, known: Domains, some_row: Var) -> Pr
 
 
 def with_rules_per_child(
-    jaxpr: Jaxpr, consts: Sequence[Any], apart: Sequence[bool], child: Sequence[Any], vary: Callable[[jax.Array], jax.Array]
+    jaxpr: Jaxpr, consts: Sequence[Any], per_child: Sequence[bool], child: Sequence[Any], vary: Callable[[jax.Array], jax.Array]
 ) -> list[Any]:
     """Evaluates a function of a child of a vertex with the operands of `to_vary` different for each child.
 
     Args:
         jaxpr: of the function.
         consts: what it closes over.
-        apart: which of these differ by child.
+        per_child: which of these differ by child.
         child: its arguments.
         vary: returns a value as one of each child.
     """
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *child], strict=True))
-    differ = {*(v for v, x in zip(jaxpr.constvars, apart, strict=True) if x), *jaxpr.invars}
+    differ = {*(v for v, x in zip(jaxpr.constvars, per_child, strict=True) if x), *jaxpr.invars}
 
     def results(eqn: Eqn, args: list[Any]) -> Sequence[jax.Array]:
         places = to_vary(eqn, [is_var(x) and x in differ for x in eqn.invars])
@@ -113,50 +113,50 @@ def varying(x: jax.Array, number: jax.Array) -> jax.Array:
     return x - (number * 0).astype(x.dtype)
 
 
-def _acts_on_sums(eqn: Eqn, own: Sequence[bool]) -> bool:
-    """Returns whether a rule in an equation may act on a sum over vertices; `own` tells the operands that differ by vertex."""
-    return _followed(eqn, own)[1]
+def _acts_on_sums(eqn: Eqn, varies: Sequence[bool]) -> bool:
+    """Returns whether a rule in an equation may act on a sum over vertices; `varies` tells which operands differ by vertex."""
+    return _followed(eqn, varies)[1]
 
 
-def _followed(eqn: Eqn, own: Sequence[bool]) -> tuple[list[bool], bool]:
+def _followed(eqn: Eqn, varies: Sequence[bool]) -> tuple[list[bool], bool]:
     """Returns which results differ by vertex, and whether a rule acts on a sum."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if not has_rule(eqn):
-        return [any(own)] * count, False
+        return [any(varies)] * count, False
     if name in CALLED:
         body, _ = body_of(eqn)
-        outs, inside = _through(body, own)
+        outs, acts = _through(body, varies)
         if name not in _WITH_RULE:
-            return outs, inside
-        apart = all(x for x, v in zip(outs, eqn.outvars, strict=True) if is_float(v))
-        return outs, not (apart and (name == "custom_vjp_call" or not inside)) and not may_sum_first(eqn)
+            return outs, acts
+        results_vary = all(x for x, v in zip(outs, eqn.outvars, strict=True) if is_float(v))
+        return outs, not (results_vary and (name == "custom_vjp_call" or not acts)) and not may_sum_first(eqn)
     if name == "scan":
-        consts, carry, xs = scan_parts(eqn.params, own)
+        consts, carry, xs = scan_parts(eqn.params, varies)
         return _through_loop(opened(eqn.params["jaxpr"])[0], consts, carry, xs)
     if name == "while":  # it has a derivative inside of a call with rules, such as `cavs.run`
         first, last = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-        return _through_loop(opened(eqn.params["body_jaxpr"])[0], list(own[first:last]), list(own[last:]), [])
+        return _through_loop(opened(eqn.params["body_jaxpr"])[0], list(varies[first:last]), list(varies[last:]), [])
     if name == "cond":  # branches run for all vertices, also if these choose
-        found = [_through(opened(branch)[0], own[1:]) for branch in eqn.params["branches"]]
-        return [own[0] or any(of) for of in zip(*(outs for outs, _ in found), strict=True)], any(inside for _, inside in found)
-    every = all(x for x, v in zip(own, eqn.invars, strict=True) if is_float(v))
-    return [any(own)] * count, not every and not may_sum_first(eqn)
+        cases = [_through(opened(branch)[0], varies[1:]) for branch in eqn.params["branches"]]
+        return [varies[0] or any(of) for of in zip(*(outs for outs, _ in cases), strict=True)], any(acts for _, acts in cases)
+    operands_vary = all(x for x, v in zip(varies, eqn.invars, strict=True) if is_float(v))
+    return [any(varies)] * count, not operands_vary and not may_sum_first(eqn)
 
 
-def _through(body: Jaxpr, own: Sequence[bool]) -> tuple[list[bool], bool]:
+def _through(body: Jaxpr, varies: Sequence[bool]) -> tuple[list[bool], bool]:
     """Like `_followed`, of a jaxpr."""
-    differ, found = {v for v, x in zip(body.invars, own, strict=True) if x}, False
+    differ, any_acts = {v for v, x in zip(body.invars, varies, strict=True) if x}, False
     for eqn in body.eqns:
-        outs, inside = _followed(eqn, [is_var(x) and x in differ for x in eqn.invars])
+        outs, acts = _followed(eqn, [is_var(x) and x in differ for x in eqn.invars])
         differ.update(v for v, x in zip(eqn.outvars, outs, strict=True) if x)
-        found = found or inside
-    return [is_var(x) and x in differ for x in body.outvars], found
+        any_acts = any_acts or acts
+    return [is_var(x) and x in differ for x in body.outvars], any_acts
 
 
 def _through_loop(body: Jaxpr, consts: list[bool], carry: list[bool], xs: list[bool]) -> tuple[list[bool], bool]:
     while True:
-        outs, inside = _through(body, [*consts, *carry, *xs])
+        outs, acts = _through(body, [*consts, *carry, *xs])
         after = [x or y for x, y in zip(carry, outs, strict=False)]
         if after == carry:
-            return [*carry, *outs[len(carry) :]], inside
+            return [*carry, *outs[len(carry) :]], acts
         carry = after

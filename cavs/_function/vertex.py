@@ -317,8 +317,8 @@ class Vertex:
             raise ValueError(
                 f"scatter: state: got structure {tree}; expected {expected}, as VertexFunction(state=...) declares."
             )
-        for got, aval in zip(leaves, self._state_avals, strict=True):
-            shape, dtype = jnp.shape(got), jnp.result_type(got)
+        for leaf, aval in zip(leaves, self._state_avals, strict=True):
+            shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
             if shape != aval.shape or dtype != aval.dtype:
                 batched = len(shape) > len(aval.shape) and shape[len(shape) - len(aval.shape) :] == aval.shape
                 hint = " F is written for one vertex, without a batch axis." if batched else ""
@@ -338,8 +338,8 @@ class Vertex:
         if not isinstance(name, str | None):
             raise TypeError(f"push: name: got a {type(name).__name__}; expected a str. Write v.push(value, 'name').")
         if name in self.pushed:
-            which = "an unnamed value" if name is None else repr(name)
-            raise ValueError(f"push: got {which} twice; expected a name of its own for each push. Write v.push(x, 'name').")
+            shown = "an unnamed value" if name is None else repr(name)
+            raise ValueError(f"push: got {shown} twice; expected a name of its own for each push. Write v.push(x, 'name').")
         if self.pushed and (name is None) != (None in self.pushed):
             raise ValueError("push: got named and unnamed pushes; expected names for all of them. Write v.push(x, 'name').")
         self.pushed[name] = as_arrays(value, "push: value")

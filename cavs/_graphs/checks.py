@@ -144,14 +144,14 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
 
     names: dict[str, tuple[str, ...] | None] = {}
     for name in ("vocab", "kind_names", "label_names"):
-        if isinstance(given := fields.get(name), str):
-            raise TypeError(f"{name}: got {given!r}; expected a list of names. Write {name}=[{given!r}].")
-        if isinstance(given, set | frozenset):
+        if isinstance(value := fields.get(name), str):
+            raise TypeError(f"{name}: got {value!r}; expected a list of names. Write {name}=[{value!r}].")
+        if isinstance(value, set | frozenset):
             raise TypeError(f"{name}: got a set, whose order is another one in each process; expected a list of names.")
-        check_order(name, given)
-        names[name] = None if given is None else tuple(given)
-        if other := [x for x in names[name] or () if not isinstance(x, str)]:
-            got = f"{other[0]!r:.40} among the names"
+        check_order(name, value)
+        names[name] = None if value is None else tuple(value)
+        if not_str := [x for x in names[name] or () if not isinstance(x, str)]:
+            got = f"{not_str[0]!r:.40} among the names"
             raise TypeError(f"{name}: got {got}; expected str. Write {name}=[str(x) for x in names].")
     labels = names["label_names"]
     return names | {
@@ -184,13 +184,13 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
     """Validates labels that are no ids, values of edges or features: (count, ...) numbers of any dtype, or `None`."""
     if value is None:
         return None
-    array, what = array_of(name, value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
+    array, noun = array_of(name, value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
     if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
         hint = " Number the names: write label_names, label = np.unique(array, return_inverse=True)." if name == "label" else ""
         raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.{hint}")
     if array.shape[:1] != (count,):
         hint = " Write np.asarray(rows) for nested lists." if name == "x" and not array.ndim else ""
-        raise ValueError(f"{name}: got shape {array.shape}; expected ({count}, ...), one row per {what}.{hint}")
+        raise ValueError(f"{name}: got shape {array.shape}; expected ({count}, ...), one row per {noun}.{hint}")
     if names is not None:
         raise ValueError(
             f"label_names: got names, but the labels are {array.dtype}{list(array.shape[1:])}; expected indices of names."

@@ -191,7 +191,7 @@ def _edges_through_all_graphs(edges: ArrayLike | Sequence[ArrayLike], sizes: np.
 def _edges_within_graphs(edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarray, names: EdgeArguments) -> np.ndarray:
     """Validates one array of edges per graph, and numbers their vertices (E, 2) through all graphs."""
     listed: Any = edges
-    arrays = [_pairs(f"{names.function}: {names.edges}[{g}]", one) for g, one in enumerate(listed)]
+    arrays = [_pairs(f"{names.function}: {names.edges}[{g}]", array) for g, array in enumerate(listed)]
     if len(arrays) != len(sizes):
         raise ValueError(
             f"{names.function}: {names.edges}: got {counted(len(arrays), 'array')}; expected {len(sizes)}, one per graph."

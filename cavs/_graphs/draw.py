@@ -63,9 +63,9 @@ def draw(
     check_graphs(graphs, "draw(graphs[:2])")
     if path is not None and Path(path).suffix.lower() != ".svg":
         raise ValueError(f"draw: path: got {os.fspath(path)}; expected a name that ends in .svg.")
-    for name, of in (("predictions", predictions), ("text", text)):
-        if of is not None and np.asarray(of).shape[:1] != (graphs.num_vertices,) or isinstance(of, str):
-            got = repr(of) if isinstance(of, str) else f"shape {np.asarray(of).shape}"
+    for name, values in (("predictions", predictions), ("text", text)):
+        if values is not None and np.asarray(values).shape[:1] != (graphs.num_vertices,) or isinstance(values, str):
+            got = repr(values) if isinstance(values, str) else f"shape {np.asarray(values).shape}"
             raise ValueError(f"draw: {name}: got {got}; expected {graphs.num_vertices} entries, one per vertex.")
     shown = int(np.searchsorted(graphs.vertex_offsets, MOST, side="right")) - 1
     if not shown:
@@ -74,10 +74,10 @@ def draw(
             f"draw: graphs: got {got}; expected graphs of at most {MOST}. Write cavs.schedule(graphs).plot(path, graphs)."
         )
     note = "" if shown == len(graphs) else f"the first {shown} of {len(graphs):,} graphs"
-    found = _picture(graphs[:shown], None if predictions is None else np.asarray(predictions), text, note)
+    drawing = _picture(graphs[:shown], None if predictions is None else np.asarray(predictions), text, note)
     if path is not None:
-        Path(path).write_text(found, encoding="utf-8")
-    return found
+        Path(path).write_text(drawing, encoding="utf-8")
+    return drawing
 
 
 def as_html(graphs: Graphs) -> str:
@@ -93,20 +93,20 @@ def bars(sizes: Iterable[int], padding: Iterable[int]) -> Drawing:
     """
     rows = [*zip(sizes, padding, strict=True)]
     top, height, step = max((a + b for a, b in rows), default=1) or 1, 120.0, 24
-    found = []
-    for level, (colour, (size, more)) in enumerate(zip(_colours(np.arange(len(rows))), rows, strict=True)):
+    groups = []
+    for level, (colour, (size, padded)) in enumerate(zip(_colours(np.arange(len(rows))), rows, strict=True)):
         x, bottom, boxes = MARGIN + step * level, MARGIN + height, ""
-        for fill, tall in ((colour, height * size / top), (PADDING, height * more / top)):
+        for fill, tall in ((colour, height * size / top), (PADDING, height * padded / top)):
             bottom -= tall
             boxes += f'<rect x="{x}" y="{bottom:.1f}" width="20" height="{tall:.1f}" fill="{fill}"/>'
-        tip = f"<title>level {level}: {counted(size, 'vertex')}, {counted(more, 'row')} of padding</title>"
-        found.append(f"<g>{tip}{boxes}{_text(x + 10, MARGIN + height + 14, str(level), 'middle')}</g>")
-    return _svg(2 * MARGIN + step * len(rows), height + 2 * MARGIN, found)
+        tip = f"<title>level {level}: {counted(size, 'vertex')}, {counted(padded, 'row')} of padding</title>"
+        groups.append(f"<g>{tip}{boxes}{_text(x + 10, MARGIN + height + 14, str(level), 'middle')}</g>")
+    return _svg(2 * MARGIN + step * len(rows), height + 2 * MARGIN, groups)
 
 
 def _picture(graphs: Graphs, predictions: np.ndarray | None, text: Sequence[str] | None, note: str) -> Drawing:
     """Draws all of these graphs; `predictions` and `text` may have further entries."""
-    n, height, tall = graphs.num_vertices, graphs.height, int(graphs.height.max(initial=0))
+    n, height, top_level = graphs.num_vertices, graphs.height, int(graphs.height.max(initial=0))
     names = [_short(text[v]) if text is not None else name_of(graphs, v) for v in range(n)]
     marks = [_mark(graphs, predictions, v) for v in range(n)]
     leaf, lengths = height == 0, np.array([len(name) for name in names])
@@ -114,13 +114,13 @@ def _picture(graphs: Graphs, predictions: np.ndarray | None, text: Sequence[str]
     x = layout_of_batch(graphs)
     column = max(COLUMN, LETTER * lengths[leaf].max(initial=0) + 8, LETTER * beside.max(initial=0) + 10)
     x = MARGIN + (x - x.min(initial=0)) * column
-    y = MARGIN + ROW * (tall - height)
+    y = MARGIN + ROW * (top_level - height)
     owner, child = graphs._edges
     is_tree = np.bincount(child, minlength=n).max(initial=0) <= 1  # whose lines go across and then down, and do not cross
-    found = []
+    elements = []
     for a, b in zip(owner.tolist(), child.tolist(), strict=True):
         to = f"H{x[b]:.1f}V{y[b]}" if is_tree else f"L{x[b]:.1f} {y[b]}"
-        found.append(f'<path d="M{x[a]:.1f} {y[a]}{to}" fill="none" stroke="{FAINT}"/>')
+        elements.append(f'<path d="M{x[a]:.1f} {y[a]}{to}" fill="none" stroke="{FAINT}"/>')
     graph, colours = np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets)), _colours(height)
     for v, (mark, wrong) in enumerate(marks):
         tip = f"<title>graph {graph[v]}, vertex {v - graphs.vertex_offsets[graph[v]]}, level {height[v]}</title>"
@@ -128,11 +128,11 @@ def _picture(graphs: Graphs, predictions: np.ndarray | None, text: Sequence[str]
         side = mark if leaf[v] else " ".join(filter(None, (names[v], mark)))
         texts.append(_text(x[v] + 8, y[v] - 6, side, "start", WRONG if wrong else INK))
         ring = f' stroke="{WRONG}" stroke-width="2"' if wrong else ""
-        found.append(f'<g>{tip}<circle cx="{x[v]:.1f}" cy="{y[v]}" r="6" fill="{colours[v]}"{ring}/>{"".join(texts)}</g>')
-    bottom = 2 * MARGIN + ROW * tall + 8
-    found += [_text(MARGIN, bottom + 8, note, "start")] if note else []
+        elements.append(f'<g>{tip}<circle cx="{x[v]:.1f}" cy="{y[v]}" r="6" fill="{colours[v]}"{ring}/>{"".join(texts)}</g>')
+    bottom = 2 * MARGIN + ROW * top_level + 8
+    elements += [_text(MARGIN, bottom + 8, note, "start")] if note else []
     right = max(x.max(initial=0) + MARGIN + LETTER * (beside.max(initial=0) + 1), LETTER * len(note) + 2 * MARGIN)
-    return _svg(right, bottom + (20 if note else 0), found)
+    return _svg(right, bottom + (20 if note else 0), elements)
 
 
 def name_of(graphs: Graphs, v: int) -> str:
@@ -168,8 +168,8 @@ def _value(value: Any, names: tuple[str, ...] | None) -> str:
 
 def _short(text: object) -> str:
     """Returns a text of at most `LONGEST` letters, without characters that SVG does not allow."""
-    found = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
-    return found if len(found) <= LONGEST else found[: LONGEST - 1] + "…"
+    printable = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
+    return printable if len(printable) <= LONGEST else printable[: LONGEST - 1] + "…"
 
 
 def _colours(levels: np.ndarray) -> list[str]:
@@ -252,8 +252,8 @@ def _apart(x: np.ndarray) -> np.ndarray:
     for mean in target.tolist():
         size = 1
         while pools and pools[-1][0] >= mean:
-            other, count = pools.pop()
-            mean, size = (other * count + mean * size) / (count + size), count + size
+            previous, count = pools.pop()
+            mean, size = (previous * count + mean * size) / (count + size), count + size
         pools.append((mean, size))
     means, sizes = zip(*pools, strict=True)
     out = np.empty(len(x))

@@ -52,21 +52,21 @@ def _set_heights_above(
 ) -> None:
     """Sets the heights of all vertices above `level`, the vertices of height `h`, in a loop over vertices."""
     # Lists: Python reads single elements of lists faster than of arrays.
-    parents, first, left = parent.tolist(), start.tolist(), waiting.tolist()
+    parents, first, pending = parent.tolist(), start.tolist(), waiting.tolist()
     ready = level.tolist()
-    rows, found = [], []
+    rows, row_heights = [], []
     while ready:
         h += 1
         above = []
         for row in ready:
             for up in parents[first[row] : first[row + 1]]:
-                left[up] -= 1
-                if not left[up]:
+                pending[up] -= 1
+                if not pending[up]:
                     above.append(up)
         ready = above
         rows += ready
-        found += [h] * len(ready)
-    height[rows] = found
+        row_heights += [h] * len(ready)
+    height[rows] = row_heights
 
 
 def ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:

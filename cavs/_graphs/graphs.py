@@ -161,8 +161,8 @@ class Graphs:
         """Whether all fields are the same: dtypes, values (NaN is NaN) and names. Other objects are not the same."""
         if not isinstance(other, Graphs):
             return False
-        mine, others = (jax.tree.flatten([getattr(graphs, name) for name in _FIELDS]) for graphs in (self, other))
-        return mine[1] == others[1] and all(map(_same, mine[0], others[0]))
+        flat, other_flat = (jax.tree.flatten([getattr(graphs, name) for name in _FIELDS]) for graphs in (self, other))
+        return flat[1] == other_flat[1] and all(map(_same, flat[0], other_flat[0]))
 
     @functools.cached_property
     def _arity(self) -> int:
@@ -305,8 +305,8 @@ class Graphs:
             raise TypeError(f"with_vocab: vocab: got {got}; expected a list of words. Write with_vocab(train.vocab).")
         check_order("with_vocab: vocab", vocab)
         vocab = tuple(vocab)
-        if other := [word for word in vocab if not isinstance(word, str)]:
-            got = f"{type(other[0]).__name__} among the words"
+        if not_str := [word for word in vocab if not isinstance(word, str)]:
+            got = f"{type(not_str[0]).__name__} among the words"
             raise TypeError(f"with_vocab: vocab: got a {got}; expected str. Write with_vocab(train.vocab).")
         if self.vocab is None or self.input_id is None:
             raise ValueError("with_vocab: got graphs without a vocab; expected graphs that were read or built with words.")
@@ -335,11 +335,11 @@ class Graphs:
             ValueError: an array does not fit the graphs, or an id is not an index into its names.
         """
         known = _FIELDS[4:]  # without those of `checked_structure`
-        if other := [name for name in fields if name not in known]:
-            hint = suggestion(other[0], known)
-            raise TypeError(f"replace: got {other[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
-        given = {name: getattr(self, name) for name in known} | fields
-        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, self.num_edges, given))
+        if unknown := [name for name in fields if name not in known]:
+            hint = suggestion(unknown[0], known)
+            raise TypeError(f"replace: got {unknown[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
+        values = {name: getattr(self, name) for name in known} | fields
+        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, self.num_edges, values))
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Graphs, ...]":
         """Deals the graphs at random to parts, such as a training, a development and a test set.
@@ -374,7 +374,7 @@ class Graphs:
                 "least one graph in each."
             )
         order = np.arange(len(self)) if seed is None else np.random.default_rng(seed).permutation(len(self))
-        return tuple(self[some] for some in np.split(order, ends[:-1]))
+        return tuple(self[numbers] for numbers in np.split(order, ends[:-1]))
 
     def reversed(self) -> "Graphs":
         """Reverses every edge, for a top-down pass over trees or a right-to-left pass over chains.
@@ -414,9 +414,9 @@ def _same(a: object, b: object) -> bool:
 
 def is_root(graphs: Graphs) -> np.ndarray:
     """Returns which vertices have no parent, bool[V]."""
-    found = np.ones(graphs.num_vertices, bool)
-    found[graphs._edges[1]] = False
-    return found
+    roots = np.ones(graphs.num_vertices, bool)
+    roots[graphs._edges[1]] = False
+    return roots
 
 
 def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
@@ -428,40 +428,40 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
     vertex_offsets = offsets(np.concatenate([np.diff(part.vertex_offsets) for part in parts]))
     child_offsets = offsets(np.concatenate([np.diff(part.child_offsets) for part in parts]))
     children, height = (np.concatenate([getattr(part, name) for part in parts]) for name in ("children", "height"))
-    what = "Graphs.concat" if renumber else "graphs + other"
-    fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in VALUES}
+    caller = "Graphs.concat" if renumber else "graphs + other"
+    fields: dict[str, Any] = {name: _values(caller, name, [getattr(part, name) for part in parts]) for name in VALUES}
     leaves, trees = zip(*(jax.tree.flatten(part.x) for part in parts), strict=True)
     if any(tree != trees[0] for tree in trees):
-        raise ValueError(f"{what}: x: got {trees[0]} and others; expected the same structure in all graphs.")
-    fields["x"] = trees[0].unflatten([_values(what, "x", same) for same in zip(*leaves, strict=True)])
+        raise ValueError(f"{caller}: x: got {trees[0]} and others; expected the same structure in all graphs.")
+    fields["x"] = trees[0].unflatten([_values(caller, "x", arrays) for arrays in zip(*leaves, strict=True)])
     for names, ids in NAMES.items():
-        own = [getattr(part, names) for part in parts]
-        fields[names] = own[0]
-        if all(x == own[0] for x in own):
+        part_names = [getattr(part, names) for part in parts]
+        fields[names] = part_names[0]
+        if all(x == part_names[0] for x in part_names):
             continue
-        if not renumber or None in own:
+        if not renumber or None in part_names:
             hint = "cavs.Graphs.concat([graphs, other]), which numbers them anew"
             hint += ", or graphs + other.with_vocab(graphs.vocab)" * (names == "vocab")
             if renumber:  # numbers without names beside names
                 hint = f"graphs.replace({names}=names), or cavs.data.named(graphs), for those without {names}"
-            raise ValueError(f"{what}: got different {names}; expected the same in all. Write {hint}.")
-        new, distinct = number_names([*chain.from_iterable(own)])
+            raise ValueError(f"{caller}: got different {names}; expected the same in all. Write {hint}.")
+        new_ids, distinct = number_names([*chain.from_iterable(part_names)])
         fields[names] = tuple(distinct)
-        tables = np.split(new, np.cumsum([len(x) for x in own])[:-1])
+        tables = np.split(new_ids, np.cumsum([len(x) for x in part_names])[:-1])
         if fields[ids] is not None:
-            each = zip(parts, tables, strict=True)
-            fields[ids] = np.concatenate([np.append(table, np.int32(-1))[getattr(part, ids)] for part, table in each])
+            pairs = zip(parts, tables, strict=True)
+            fields[ids] = np.concatenate([np.append(table, np.int32(-1))[getattr(part, ids)] for part, table in pairs])
     return Graphs(vertex_offsets, child_offsets, children, height, **fields)
 
 
-def _values(what: str, name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    given = [x for x in arrays if x is not None]
-    if given and len(given) < len(arrays):
+def _values(caller: str, name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    present = [x for x in arrays if x is not None]
+    if present and len(present) < len(arrays):
         raise ValueError(
-            f"{what}: got {name} in some graphs only; expected it in all or in none. Write graphs.replace({name}=None) to "
+            f"{caller}: got {name} in some graphs only; expected it in all or in none. Write graphs.replace({name}=None) to "
             "leave it out."
         )
-    kinds = dict.fromkeys(f"{x.dtype}{list(x.shape[1:])}" for x in given)
+    kinds = dict.fromkeys(f"{x.dtype}{list(x.shape[1:])}" for x in present)
     if len(kinds) > 1:
-        raise ValueError(f"{what}: {name}: got {' and '.join(kinds)}; expected the same dtype and shape in all graphs.")
-    return np.concatenate(given) if given else None
+        raise ValueError(f"{caller}: {name}: got {' and '.join(kinds)}; expected the same dtype and shape in all graphs.")
+    return np.concatenate(present) if present else None

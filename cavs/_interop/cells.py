@@ -51,10 +51,10 @@ def from_cell(cell: Cell, carry: PyTree, *, reduce: str | None = None) -> Vertex
     if reduce is not None and (reduce not in REDUCERS or reduce == "softmax"):
         raise ValueError(f"from_cell: reduce: got {reduce!r}; expected 'sum', 'mean', 'max', or None for sequences.")
     leaves, tree = jax.tree.flatten(carry)
-    others = [x for x in leaves if not hasattr(x, "shape") or not hasattr(x, "dtype")]
-    if others or not leaves:
-        got = f"a leaf {others[0]!r}" if others else "no leaves"
-        raise (TypeError if others else ValueError)(
+    not_arrays = [x for x in leaves if not hasattr(x, "shape") or not hasattr(x, "dtype")]
+    if not_arrays or not leaves:
+        got = f"a leaf {not_arrays[0]!r}" if not_arrays else "no leaves"
+        raise (TypeError if not_arrays else ValueError)(
             f"from_cell: carry: got {got}; expected arrays, the carry before the first position. Write, for example, "
             "(jnp.zeros(64), jnp.zeros(64))."
         )

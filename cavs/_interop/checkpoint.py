@@ -96,10 +96,10 @@ def restore_checkpoint(path: str | os.PathLike[str], state: State, *loaders: Loa
             arrays, about = _read(path, file)
     except FileNotFoundError:
         return state
-    wanted = {name: _like(x, "restore_checkpoint", name) for name, x in _named(state).items()}
-    wanted = {name: _retyped(x, about.leaves.get(name, ("",))[0]) for name, x in wanted.items()}
-    for name in [*wanted, *sorted(about.leaves)]:
-        got, expected = about.leaves.get(name, ("nothing",))[0], describe_array(wanted.get(name))
+    avals = {name: _like(x, "restore_checkpoint", name) for name, x in _named(state).items()}
+    avals = {name: _retyped(x, about.leaves.get(name, ("",))[0]) for name, x in avals.items()}
+    for name in [*avals, *sorted(about.leaves)]:
+        got, expected = about.leaves.get(name, ("nothing",))[0], describe_array(avals.get(name))
         if got != expected:
             raise ValueError(f"restore_checkpoint: {path}: got {got} at {name}; expected {expected}, as in state.")
     if len(about.positions) != len(loaders):
@@ -107,12 +107,12 @@ def restore_checkpoint(path: str | os.PathLike[str], state: State, *loaders: Loa
             f"restore_checkpoint: loaders: got {len(loaders)}; expected {len(about.positions)}, as were saved in {path}."
         )
     try:
-        found = [_restored(arrays[name], x, about.leaves[name][1]) for name, x in wanted.items()]
+        leaves = [_restored(arrays[name], x, about.leaves[name][1]) for name, x in avals.items()]
     except (TypeError, ValueError) as error:
         raise ValueError(MSG_DAMAGED.format(path, error)) from error
     for loader, position in zip(loaders, about.positions, strict=True):
         loader.restore(position)
-    return jax.tree.unflatten(jax.tree.structure(state), found)
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
 def _check_loaders(function: str, loaders: Sequence[object]) -> None:
@@ -144,14 +144,14 @@ def _restored(array: np.ndarray, like: jax.ShapeDtypeStruct, weak: bool) -> jax.
         TypeError, ValueError: the array does not have the shape and dtype of `like`.
     """
     if _is_key(like):
-        found = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.empty(0, like.dtype)))
+        leaf = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.empty(0, like.dtype)))
     elif weak:  # only converting a Python number creates such an array
-        found = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)
+        leaf = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)
     else:
-        found = jnp.asarray(array.view(like.dtype) if array.dtype.kind == "V" else array)
-    if describe_array(found) != describe_array(like):
-        raise ValueError(f"got {describe_array(found)}; expected {describe_array(like)}")
-    return found
+        leaf = jnp.asarray(array.view(like.dtype) if array.dtype.kind == "V" else array)
+    if describe_array(leaf) != describe_array(like):
+        raise ValueError(f"got {describe_array(leaf)}; expected {describe_array(like)}")
+    return leaf
 
 
 def _like(x: Any, function: str, name: str) -> jax.ShapeDtypeStruct:

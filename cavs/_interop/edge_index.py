@@ -66,13 +66,13 @@ def from_edge_index(
         edge_attr = getattr(data, "edge_attr", None) if edge_attr is None else edge_attr
         edge_index, fields = data.edge_index, {"x": getattr(data, "x", None)} | fields
     sizes = {"num_nodes": num_nodes, "batch": batch, "ptr": ptr}
-    given = [name for name, value in sizes.items() if value is not None]
-    if len(given) != 1:
+    passed = [name for name, value in sizes.items() if value is not None]
+    if len(passed) != 1:
         raise TypeError(
-            f"from_edge_index: got {' and '.join(given) or 'none'} of num_nodes, batch and ptr; expected one of them, which "
+            f"from_edge_index: got {' and '.join(passed) or 'none'} of num_nodes, batch and ptr; expected one of them, which "
             "defines how many vertices each graph has. For one PyG graph write num_nodes=data.num_nodes."
         )
-    (name,) = given
+    (name,) = passed
     edges, fields = _edges_of(edge_index), fields | {"input_id": input_id, "label": label, "edge_attr": edge_attr}
     names = EdgeArguments("from_edge_index", name, "edge_index", "edge_index[:, {}]", child_first=True)
     return edges_to_graphs(_sizes_of(name, sizes[name]), edges, fields, names)

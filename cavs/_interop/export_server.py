@@ -84,26 +84,26 @@ def export_server(
     if not len(graphs):
         raise ValueError("export_server: graphs: got none; expected the data set that chooses the sizes.")
     named, counts = named_leaves(inputs, "export_server: inputs"), rows_of(graphs)
-    of = {name: next((one for one, n in counts.items() if np.shape(x)[:1] == (n,)), WHOLE) for name, x in named.items()}
+    units = {name: next((unit for unit, n in counts.items() if np.shape(x)[:1] == (n,)), WHOLE) for name, x in named.items()}
     shapes = ladder(graphs, most_graphs, count, options)
-    outputs = _outputs(forward, params, shapes[0], inputs, of)
+    outputs = _outputs(forward, params, shapes[0], inputs, units)
     programs = (
-        export_shape("export_server", forward, params, shape, _shaped(inputs, of, shape), platforms) for shape in shapes
+        export_shape("export_server", forward, params, shape, _shaped(inputs, units, shape), platforms) for shape in shapes
     )
-    return Exported(shapes, tuple(programs), Serving(of, outputs))
+    return Exported(shapes, tuple(programs), Serving(units, outputs))
 
 
-def _shaped(inputs: PyTree, of: dict[str, str], shape: Shape) -> PyTree:
+def _shaped(inputs: PyTree, units: dict[str, str], shape: Shape) -> PyTree:
     """The shapes of inputs that are padded to a shape."""
 
     def padded(path: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
-        rows = rows_in(shape).get(of[name_of(path)])
+        rows = rows_in(shape).get(units[name_of(path)])
         return jax.ShapeDtypeStruct(np.shape(x) if rows is None else (rows, *np.shape(x)[1:]), x.dtype)
 
     return jax.tree_util.tree_map_with_path(padded, inputs)
 
 
-def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, of: dict[str, str]) -> tuple[str, ...]:
+def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, units: dict[str, str]) -> tuple[str, ...]:
     """What the rows of each output belong to, found by tracing the forward at two sizes.
 
     Raises `ValueError` if an output has neither a row for each vertex nor a row for each graph.
@@ -114,18 +114,18 @@ def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, of:
     def traced(size: Shape) -> dict[str, jax.ShapeDtypeStruct]:
         data = jax.ShapeDtypeStruct((length_of(size),), np.int32)
         run = lambda params, data, inputs: forward(params, ExportedSchedule(data, size), inputs)  # noqa: E731
-        return named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, of, size)), "export_server: forward")
+        return named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, units, size)), "export_server: forward")
 
     first, second = traced(shape), traced(larger)
-    rows = []
+    output_units = []
     for name, x in first.items():
-        both = (*x.shape[:1], *second[name].shape[:1])
-        found = next((of for of in (VERTEX, GRAPH) if both == (rows_in(shape)[of], rows_in(larger)[of])), None)
-        if found is None:
+        lengths = (*x.shape[:1], *second[name].shape[:1])
+        unit = next((u for u in (VERTEX, GRAPH) if lengths == (rows_in(shape)[u], rows_in(larger)[u])), None)
+        if unit is None:
             raise ValueError(
                 f"export_server: forward: got {describe_array(x)} at {name!r} of its result; expected one row per vertex "
                 f"({shape.vertices}, ...) or per graph ({shape.graphs}, ...), as padding must not count. Return rows, such as "
                 "cavs.run(F, params, sched, inputs, select=sched.roots), and reduce them after serve()."
             )
-        rows.append(found)
-    return tuple(rows)
+        output_units.append(unit)
+    return tuple(output_units)

@@ -57,8 +57,8 @@ class Exported:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{shape.graphs} graphs of {shape.vertices} vertices" for shape in self.shapes)
-        how = "for schedules of its shapes" if self.serving is None else "with serve(params, graphs, inputs)"
-        return f"Exported({len(self.shapes)} padded shapes: {sizes}; {how})"
+        usage = "for schedules of its shapes" if self.serving is None else "with serve(params, graphs, inputs)"
+        return f"Exported({len(self.shapes)} padded shapes: {sizes}; {usage})"
 
     @functools.cached_property
     def _compiled(self) -> tuple[Callable[[Arrays, Any, Arrays], PyTree], ...]:
@@ -99,22 +99,22 @@ class Exported:
                 f"Exported.serve: graphs: got a {type(graphs).__name__}; expected cavs.Graphs, which are not scheduled yet."
             )
         named = _checked_inputs(named_leaves(inputs, "Exported.serve: inputs"), self.serving, graphs)
-        of_inputs = {name: self.serving.inputs.get(name, WHOLE) for name in named}
+        units = {name: self.serving.inputs.get(name, WHOLE) for name in named}
         parts = _parts_of(graphs, sorted(self.shapes, key=lambda shape: shape.vertices))
-        first, outs = dict.fromkeys(rows_of(graphs), 0), []
+        start, outs = dict.fromkeys(rows_of(graphs), 0), []
         for part, sched in parts:
             count, room = rows_of(part), rows_in(sched.shape)
-            own = {
-                name: x if (of := of_inputs[name]) == WHOLE else _padded(x[first[of] : first[of] + count[of]], room[of])
+            pieces = {
+                name: x if (unit := units[name]) == WHOLE else _padded(x[start[unit] : start[unit] + count[unit]], room[unit])
                 for name, x in named.items()
             }
-            outs.append(self._run(self.shapes.index(sched.shape), params, sched, own))
-            first = {of: first[of] + count[of] for of in first}
+            outs.append(self._run(self.shapes.index(sched.shape), params, sched, pieces))
+            start = {unit: start[unit] + count[unit] for unit in start}
         leaves, trees = zip(*map(jax.tree.flatten, outs), strict=True)
         rows = []
-        for of, *each in zip(self.serving.outputs, *leaves, strict=True):
-            own = [np.asarray(x)[: rows_of(part)[of]] for x, (part, _) in zip(each, parts, strict=True)]
-            rows.append(own[0] if len(own) == 1 else np.concatenate(own))
+        for unit, *arrays in zip(self.serving.outputs, *leaves, strict=True):
+            pieces = [np.asarray(x)[: rows_of(part)[unit]] for x, (part, _) in zip(arrays, parts, strict=True)]
+            rows.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
         return jax.tree.unflatten(trees[0], rows)
 
     def __call__(self, params: PyTree, sched: Schedule, inputs: PyTree = None) -> PyTree:
@@ -135,27 +135,27 @@ class Exported:
         """
         check_schedule("Exported", sched)
         if sched.shape not in self.shapes:
-            have = [(shape.graphs, shape.vertices) for shape in self.shapes]
+            sizes = [(shape.graphs, shape.vertices) for shape in self.shapes]
             raise ValueError(
                 f"Exported: sched: got {sched.shape}; expected one of the exported shapes, whose (graphs, padded vertices) are "
-                f"{have}. Write cavs.schedule(batch, shapes=list(exported.shapes)) with the same number of graphs in a batch. "
+                f"{sizes}. Write cavs.schedule(batch, shapes=list(exported.shapes)) with the same number of graphs in a batch. "
                 "If none fits, export a larger example."
             )
         return self._run(self.shapes.index(sched.shape), params, sched, inputs)
 
     def _run(self, number: int, params: PyTree, sched: Schedule, inputs: PyTree) -> PyTree:
         program = self.programs[number]
-        got = {"params": named_leaves(params, "Exported: params"), "inputs": named_leaves(inputs, "Exported: inputs")}
+        leaves = {"params": named_leaves(params, "Exported: params"), "inputs": named_leaves(inputs, "Exported: inputs")}
         (params_avals, _, inputs_avals), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
         for argument, avals in (("params", params_avals), ("inputs", inputs_avals)):
-            for name in {**avals, **got[argument]}:
-                has, expected = got[argument].get(name), avals.get(name)
-                if has is not None and expected is not None and (has.dtype, has.shape) == (expected.dtype, expected.shape):
+            for name in {**avals, **leaves[argument]}:
+                leaf, expected = leaves[argument].get(name), avals.get(name)
+                if leaf is not None and expected is not None and (leaf.dtype, leaf.shape) == (expected.dtype, expected.shape):
                     continue
                 hint = " Pad inputs on the host: sched.pad(rows)." if argument == "inputs" and self.serving is None else ""
-                has, expected = describe_array(has), describe_array(expected)
-                raise ValueError(f"Exported: {argument}: got {has} at {name!r}; expected {expected}.{hint}")
-        return self._compiled[number](got["params"], sched.data, got["inputs"])
+                leaf, expected = describe_array(leaf), describe_array(expected)
+                raise ValueError(f"Exported: {argument}: got {leaf} at {name!r}; expected {expected}.{hint}")
+        return self._compiled[number](leaves["params"], sched.data, leaves["inputs"])
 
     def to_bytes(self) -> bytes:
         """Serialises the programs for a file that [`cavs.interop.load_forward`][] reads.
@@ -259,14 +259,14 @@ def export_forward(
     """
     if not examples:
         raise ValueError("export_forward: examples: got none; expected pairs (sched, inputs), one per shape to export.")
-    found: dict[Shape, Any] = {}
+    programs: dict[Shape, Any] = {}
     for n, example in enumerate(examples):
         if not isinstance(example, tuple) or len(example) != 2 or not isinstance(example[0], Schedule):
             raise TypeError(f"export_forward: examples[{n}]: got a {type(example).__name__}; expected a pair (sched, inputs).")
         sched, inputs = example
-        if sched.shape not in found:
-            found[sched.shape] = export_shape("export_forward", forward, params, sched.shape, inputs, platforms)
-    return Exported(tuple(found), tuple(found.values()))
+        if sched.shape not in programs:
+            programs[sched.shape] = export_shape("export_forward", forward, params, sched.shape, inputs, platforms)
+    return Exported(tuple(programs), tuple(programs.values()))
 
 
 def export_shape(
@@ -282,7 +282,7 @@ def export_shape(
 
     def run_named(params: Arrays, data: jax.Array, inputs: Arrays) -> PyTree:
         """Runs `forward` on leaves by name, so that the file does not depend on the user's container classes."""
-        in_order = ([leaves[name] for name in own] for leaves, own in zip((params, inputs), arguments, strict=True))
+        in_order = ([leaves[name] for name in names] for leaves, names in zip((params, inputs), arguments, strict=True))
         unflat_params, unflat_inputs = (tree.unflatten(leaves) for tree, leaves in zip(trees, in_order, strict=True))
         unflat_inputs = jax.tree.map(exported, unflat_inputs, is_leaf=lambda x: isinstance(x, Schedule))
         return forward(unflat_params, ExportedSchedule(data, shape), unflat_inputs)
@@ -359,11 +359,11 @@ def load_forward(data: bytes) -> Exported:
     return Exported(shapes, programs, serving)
 
 
-def _load_serving(found: Any, programs: Sequence[jax_export.Exported]) -> Serving | None:
+def _load_serving(fields: Any, programs: Sequence[jax_export.Exported]) -> Serving | None:
     """What `about.json` says about inputs and outputs. Raises many types of exceptions if it is invalid."""
-    if found is None:
+    if fields is None:
         return None
-    inputs, outputs = dict(found[0]), tuple(found[1])
+    inputs, outputs = dict(fields[0]), tuple(fields[1])
     if not {*inputs.values()} <= {VERTEX, GRAPH, EDGE, WHOLE} or not {*outputs} <= {VERTEX, GRAPH}:
         raise ValueError("it has rows of neither vertices nor graphs")
     if any(program.out_tree.num_leaves != len(outputs) for program in programs):
@@ -378,7 +378,7 @@ def _load_program(data: bytes, shape: Shape) -> jax_export.Exported:
         raise ValueError(f"it disables safety checks: {program.disabled_safety_checks}")
     text = program.mlir_module()
     calls = re.findall(r'custom_call @"?([^\s"(]+)|call_target_name = "([^"]*)"', text)
-    wrong = sorted({one or other for one, other in calls if not _CALLS.fullmatch(one or other)})
+    wrong = sorted({symbol or attribute for symbol, attribute in calls if not _CALLS.fullmatch(symbol or attribute)})
     if wrong or len(re.findall(r"\bstablehlo\.custom_call\b", text)) > len(calls):
         raise ValueError(f"it calls {', '.join(wrong) or 'a function without a name'}, which no forward pass needs")
     (params, vector, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)

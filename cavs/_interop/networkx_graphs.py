@@ -60,7 +60,7 @@ def from_networkx(
     sizes: list[int] = []
     children: list[list[int]] = []
     values: dict[str, list[Any]] = {ids: [] for ids in sources}
-    of_edges: list[object] = []
+    edge_values: list[object] = []
     features: list[object] = []
     for g, graph in enumerate(all_graphs):
         if not isinstance(graph, networkx.DiGraph):
@@ -68,29 +68,29 @@ def from_networkx(
                 f"from_networkx: graphs[{g}]: got a {type(graph).__name__}; expected a networkx DiGraph or MultiDiGraph."
             )
         sizes.append(len(graph))
-        for own in _ordered_children(g, graph, edge_attr):
-            children.append([child for child, _ in own])
-            of_edges.extend(value for _, value in own)
+        for pairs in _ordered_children(g, graph, edge_attr):
+            children.append([child for child, _ in pairs])
+            edge_values.extend(value for _, value in pairs)
         for ids, (attribute, _) in sources.items():
             values[ids].extend(data for _, data in graph.nodes(data=attribute))
         features.extend(data for _, data in graph.nodes(data=x))
     fields: dict[str, Any] = {}
     for ids, (attribute, names) in sources.items():
-        given = [value.tolist() if isinstance(value, np.generic | np.ndarray) else value for value in values[ids]]
-        if all(value is None for value in given):
+        plain = [value.tolist() if isinstance(value, np.generic | np.ndarray) else value for value in values[ids]]
+        if all(value is None for value in plain):
             continue
         try:
-            if ids == "label" and are_targets(given):
-                fields[ids] = targets_of(given)
+            if ids == "label" and are_targets(plain):
+                fields[ids] = targets_of(plain)
             else:
-                fields[ids], fields[names] = ids_of(given, optional=ids != "kind")
+                fields[ids], fields[names] = ids_of(plain, optional=ids != "kind")
         except ValueError as error:
             where = "on every node, " if ids == "kind" else ""
             argument = ids.removesuffix("_id")
             raise ValueError(
                 f"from_networkx: {argument}={attribute!r}: got {error}; expected {where}only int >= 0 or only str."
             ) from error
-    fields |= {"edge_attr": _row_values(of_edges, "edge_attr", edge_attr, "edge"), "x": _features(features, x)}
+    fields |= {"edge_attr": _row_values(edge_values, "edge_attr", edge_attr, "edge"), "x": _features(features, x)}
     return Graphs.build(sizes, list(map(len, children)), [child for row in children for child in row], **fields)
 
 
@@ -102,7 +102,7 @@ def _features(values: list[Any], name: str) -> Any:
     return {key: _features([v.get(key) if isinstance(v, dict) else None for v in values], name) for key in keys}
 
 
-def _row_values(values: list[object], argument: str, name: str, one: str) -> np.ndarray | None:
+def _row_values(values: list[object], argument: str, name: str, noun: str) -> np.ndarray | None:
     """The values of all edges or nodes as an array; `None` if none has one."""
     lacking = sum(value is None for value in values)
     if lacking == len(values):
@@ -112,11 +112,11 @@ def _row_values(values: list[object], argument: str, name: str, one: str) -> np.
     except ValueError:  # of different shapes
         array = np.asarray(None)
     if lacking or array.dtype.kind not in "biufc":
-        some = f"it on {len(values) - lacking} of {len(values)} {one}s"
-        got = some if lacking else "values that are not numbers of one shape"
+        coverage = f"it on {len(values) - lacking} of {len(values)} {noun}s"
+        got = coverage if lacking else "values that are not numbers of one shape"
         raise ValueError(
             f"from_networkx: {argument}={name!r}: got {got}; expected numbers, or arrays of numbers of one shape, on every "
-            f"{one}."
+            f"{noun}."
         )
     return array
 
@@ -127,16 +127,16 @@ def _ordered_children(g: int, graph: "networkx.DiGraph", edge_attr: str) -> Iter
     edges: list[list[tuple[Any, int, object]]] = [[] for _ in number]  # (order, child, value)
     for u, v, data in graph.in_edges(data=True):
         edges[number[v]].append((data.get("order"), number[u], data.get(edge_attr)))
-    for node, own in zip(graph, edges, strict=True):
-        with_order = sum(order is not None for order, *_ in own)
+    for node, incoming in zip(graph, edges, strict=True):
+        with_order = sum(order is not None for order, *_ in incoming)
         if with_order:
-            if not all(isinstance(order, (int, float, np.integer, np.floating)) for order, *_ in own):
+            if not all(isinstance(order, (int, float, np.integer, np.floating)) for order, *_ in incoming):
                 raise ValueError(
-                    f"from_networkx: graphs[{g}]: got an attribute 'order' on {with_order} of {counted(len(own), 'edge')} into "
-                    f"node {node!r}; expected numbers on all of them or on none."
+                    f"from_networkx: graphs[{g}]: got an attribute 'order' on {with_order} of {counted(len(incoming), 'edge')} "
+                    f"into node {node!r}; expected numbers on all of them or on none."
                 )
-            own.sort(key=lambda edge: edge[0])
-        yield [(child, value) for _, child, value in own]
+            incoming.sort(key=lambda edge: edge[0])
+        yield [(child, value) for _, child, value in incoming]
 
 
 def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
@@ -168,15 +168,15 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
     nodes = {name: id_values(values, names[name]) for name, values in ids.items() if values is not None}
     if graphs.x is not None:
         rows = {name: leaf.tolist() for name, leaf in arrays_by_name(graphs.x, "to_networkx").items()}
-        nodes["x"] = [nested({name: own[i] for name, own in rows.items()}).get("x") for i in range(graphs.num_vertices)]
+        nodes["x"] = [nested({name: leaf[i] for name, leaf in rows.items()}).get("x") for i in range(graphs.num_vertices)]
     pairs = list(zip(graphs.children.tolist(), (owner - graphs._first_rows[owner]).tolist(), strict=True))
     out = []
     for start, stop in pairwise(graphs.vertex_offsets.tolist()):
-        own = range(int(graphs.child_offsets[start]), int(graphs.child_offsets[stop]))
-        graph = networkx.DiGraph() if len({pairs[e] for e in own}) == len(own) else networkx.MultiDiGraph()
+        numbers = range(int(graphs.child_offsets[start]), int(graphs.child_offsets[stop]))
+        graph = networkx.DiGraph() if len({pairs[e] for e in numbers}) == len(numbers) else networkx.MultiDiGraph()
         for row in range(start, stop):
             graph.add_node(row - start, **{name: values[row] for name, values in nodes.items() if values[row] is not None})
-        for e in own:
+        for e in numbers:
             graph.add_edge(*pairs[e], **{name: values[e] for name, values in edges.items()})
         out.append(graph)
     return out

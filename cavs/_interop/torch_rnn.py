@@ -38,25 +38,25 @@ def params_from_torch(state_dict: Mapping[str, Any], prefix: str = "") -> list[A
         ValueError: a layer is missing or incomplete, the shapes are not those of such a module, or it has projections
             (`proj_size`).
     """
-    found: dict[tuple[int, bool], dict[str, np.ndarray]] = {}
+    layers: dict[tuple[int, bool], dict[str, np.ndarray]] = {}
     for name, tensor in state_dict.items():
         match = _NAME.fullmatch(name[len(prefix) :]) if name.startswith(prefix) else None
         if match:
-            found.setdefault((int(match[2]), bool(match[3])), {})[match[1]] = _array(tensor)
-    if (0, False) not in found:
+            layers.setdefault((int(match[2]), bool(match[3])), {})[match[1]] = _array(tensor)
+    if (0, False) not in layers:
         names = [name for name in state_dict if "weight_ih_l0" in name]
         hint = f" Write prefix={names[0].removesuffix('weight_ih_l0')!r}." if names else ""
         raise ValueError(
             f"params_from_torch: state_dict: got names {sorted(state_dict)[:8]} without {prefix + 'weight_ih_l0'!r}; expected "
             f"the state dict of a torch.nn.LSTM, GRU or RNN.{hint}"
         )
-    both = any(backward for _, backward in found)
+    bidirectional = any(backward for _, backward in layers)
     out: list[Any] = []
-    for k in range(1 + max(k for k, _ in found)):
-        layer = {"forward": _from_torch(f"{prefix}*_l{k}", found.get((k, False), {}))}
-        if both:
-            layer["backward"] = _from_torch(f"{prefix}*_l{k}_reverse", found.get((k, True), {}))
-        out.append(layer if both else layer["forward"])
+    for k in range(1 + max(k for k, _ in layers)):
+        layer = {"forward": _from_torch(f"{prefix}*_l{k}", layers.get((k, False), {}))}
+        if bidirectional:
+            layer["backward"] = _from_torch(f"{prefix}*_l{k}_reverse", layers.get((k, True), {}))
+        out.append(layer if bidirectional else layer["forward"])
     return out
 
 
@@ -79,10 +79,10 @@ def params_to_torch(params: PyTree, prefix: str = "") -> dict[str, np.ndarray]:
     """
     out = {}
     for k, layer in enumerate(params if isinstance(params, Sequence) else [params]):
-        ways = layer if isinstance(layer, Mapping) and "forward" in layer else {"forward": layer}
-        for suffix, way in (("", "forward"), ("_reverse", "backward")):
-            if way in ways:
-                out |= {f"{prefix}{name}_l{k}{suffix}": x for name, x in _to_torch(f"layer {k}", ways[way]).items()}
+        directions = layer if isinstance(layer, Mapping) and "forward" in layer else {"forward": layer}
+        for suffix, direction in (("", "forward"), ("_reverse", "backward")):
+            if direction in directions:
+                out |= {f"{prefix}{name}_l{k}{suffix}": x for name, x in _to_torch(f"layer {k}", directions[direction]).items()}
     return out
 
 
@@ -129,12 +129,12 @@ def _to_torch(where: str, p: PyTree) -> dict[str, np.ndarray]:
         raise ValueError(
             f"params_to_torch: params: got shapes {shapes} in {where}; expected those of an LSTM, a GRU or an ElmanRNN."
         )
-    second = np.zeros_like(b)
+    bias_hh = np.zeros_like(b)
     if gates == 4:
         w, u, b = (_swap_last_two(x, hidden) for x in (w, u, b))
     if gates == 3:
-        second[2 * hidden :] = _array(p["d"])
-    out = {"weight_ih": w.T, "weight_hh": u.T, "bias_ih": b, "bias_hh": second}
+        bias_hh[2 * hidden :] = _array(p["d"])
+    out = {"weight_ih": w.T, "weight_hh": u.T, "bias_ih": b, "bias_hh": bias_hh}
     return {name: np.ascontiguousarray(x) for name, x in out.items()}
 
 

@@ -107,6 +107,6 @@ def _with_lists(tree: PyTree) -> PyTree:
     """Replaces dicts with the keys "0", "1", ... by lists."""
     if not isinstance(tree, dict):
         return tree
-    inside = {name: _with_lists(x) for name, x in tree.items()}
-    numbers = [str(i) for i in range(len(inside))]
-    return [inside[i] for i in numbers] if inside and {*inside} == {*numbers} else inside
+    converted = {name: _with_lists(x) for name, x in tree.items()}
+    numbers = [str(i) for i in range(len(converted))]
+    return [converted[i] for i in numbers] if converted and {*converted} == {*numbers} else converted

@@ -36,11 +36,11 @@ def run_every_branch(
     return [_pick(operands[0], parts) for parts in zip(*cases, strict=True)]
 
 
-def _pick(which: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:
-    """Returns the case of number `which`."""
-    *others, out = cases  # `lax.switch` has already clamped `which`
+def _pick(index: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:
+    """Returns the case of number `index`."""
+    *others, out = cases  # `lax.switch` has already clamped `index`
     for i, case in enumerate(others):
-        out = jnp.where(which == i, case, out)
+        out = jnp.where(index == i, case, out)
     return out
 
 
@@ -73,30 +73,30 @@ def _reading_operands(eqn: Eqn, makers: Mapping[Var, tuple[Eqn, int]]) -> Eqn:
 
     `makers`: for each result of an earlier choice, the equation and the place of the result.
     """
-    which, *operands = eqn.invars
+    index, *operands = eqn.invars
     earlier = {n: makers[x] for n, x in enumerate(operands) if is_var(x) and x in makers}
-    found = {n: _passed(*maker) for n, maker in earlier.items() if maker[0].invars[0] is which}
-    passed = {n: each for n, each in found.items() if each is not None}
+    candidates = {n: _passed(*maker) for n, maker in earlier.items() if maker[0].invars[0] is index}
+    passed = {n: atoms for n, atoms in candidates.items() if atoms is not None}
     if not passed:
         return eqn
     kept = [x for n, x in enumerate(operands) if n not in passed]
-    more = list(dict.fromkeys(x for each in passed.values() for x in each if is_var(x)))
+    extra = list(dict.fromkeys(x for atoms in passed.values() for x in atoms if is_var(x)))
 
     def of(number: int, branch: ClosedJaxpr) -> ClosedJaxpr:
         def run(*args: jax.Array) -> list[jax.Array]:
-            rest, env = iter(args), dict(zip(more, args[len(kept) :], strict=True))
-            given = [value_of(passed[n][number], env) if n in passed else next(rest) for n in range(len(operands))]
-            return run_jaxpr(*opened(branch), given)
+            remaining, env = iter(args), dict(zip(extra, args[len(kept) :], strict=True))
+            values = [value_of(passed[n][number], env) if n in passed else next(remaining) for n in range(len(operands))]
+            return run_jaxpr(*opened(branch), values)
 
-        return cast(ClosedJaxpr, jax.make_jaxpr(run)(*map(shape_of, (*kept, *more))))
+        return cast(ClosedJaxpr, jax.make_jaxpr(run)(*map(shape_of, (*kept, *extra))))
 
     branches = tuple(of(number, branch) for number, branch in enumerate(eqn.params["branches"]))
-    return eqn.replace(invars=[which, *kept, *more], params=eqn.params | {"branches": branches})
+    return eqn.replace(invars=[index, *kept, *extra], params=eqn.params | {"branches": branches})
 
 
 def _passed(eqn: Eqn, n: int) -> list[Atom] | None:
     """Returns which operand result `n` of a choice is in each branch, zeros where nobody reads it; `None` if it is computed."""
-    found: list[Atom] = []
+    atoms: list[Atom] = []
     for branch in eqn.params["branches"]:
         jaxpr = opened(branch)[0]
         x, empty = jaxpr.outvars[n], set[Var]()
@@ -104,12 +104,12 @@ def _passed(eqn: Eqn, n: int) -> list[Atom] | None:
             if e.primitive.name in EMPTY or (e.primitive.name == "broadcast_in_dim" and reads([e]) & empty):
                 empty.update(e.outvars)
         if is_var(x) and x in jaxpr.invars:
-            found.append(eqn.invars[1 + jaxpr.invars.index(x)])
+            atoms.append(eqn.invars[1 + jaxpr.invars.index(x)])
         elif is_var(x) and x in empty:
-            found.append(Literal(np.zeros(x.aval.shape, x.aval.dtype), x.aval))
+            atoms.append(Literal(np.zeros(x.aval.shape, x.aval.dtype), x.aval))
         else:
             return None
-    return found
+    return atoms
 
 
 def _with_results(eqn: Eqn, read: set[Var]) -> Eqn:

@@ -55,31 +55,31 @@ def reverse_differentiable(
 
         def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
             varied = [t is not None for t in tangents]
-            found, pull_back = forward(tree.unflatten(varied), *tree.unflatten(primals))
-            outs, shapes[:] = (seen := jax.tree.flatten(seal(found)))[0], [seen[1]]
-            saved, of_saved = jax.tree.flatten(pull_back)
+            results, pull_back = forward(tree.unflatten(varied), *tree.unflatten(primals))
+            outs, shapes[:] = (flattened := jax.tree.flatten(seal(results)))[0], [flattened[1]]
+            saved, saved_tree = jax.tree.flatten(pull_back)
             types = [jax.typeof(x).strip_weak_type().to_tangent_aval() for x in outs]
             floats = [i for i, x in enumerate(outs) if is_float(x)]
-            of_outs = shapes[0]
+            out_tree = shapes[0]
 
-            def compute(primals: Arrays, given: Arrays) -> Arrays:
-                left = iter(given)
-                _, found = pushed(run, primals, [next(left) if is_varied else None for is_varied in varied])
-                return seal([found[i] for i in floats])
+            def compute(primals: Arrays, varied_tangents: Arrays) -> Arrays:
+                left = iter(varied_tangents)
+                _, out_tangents = pushed(run, primals, [next(left) if is_varied else None for is_varied in varied])
+                return seal([out_tangents[i] for i in floats])
 
-            def pull(saved: Arrays, some: Cotangents) -> Cotangents:
+            def pull(saved: Arrays, float_cts: Cotangents) -> Cotangents:
                 cts: list[Any] = [np.zeros(t.shape, jax.dtypes.float0) for t in types]
-                for i, ct in zip(floats, some, strict=True):
+                for i, ct in zip(floats, float_cts, strict=True):
                     cts[i] = zeros(types[i]) if ct is None else ct
-                found = seal(of_saved.unflatten(saved)(of_outs.unflatten(cts)))
-                each = zip(found, structures, strict=True)
-                grads = [g for ct, like in each for g in ([None] * like.num_leaves if ct is None else like.flatten_up_to(ct))]
+                arg_cts = seal(saved_tree.unflatten(saved)(out_tree.unflatten(cts)))
+                pairs = zip(arg_cts, structures, strict=True)
+                grads = [g for ct, like in pairs for g in ([None] * like.num_leaves if ct is None else like.flatten_up_to(ct))]
                 return [g for g, is_varied in zip(grads, varied, strict=True) if is_varied]
 
-            of_floats = tuple(types[i] for i in floats)
+            float_types = tuple(types[i] for i in floats)
             refusal = MSG_LINEARIZED.format(name=name)
-            of = Linear(compute, pull, len(primals), len(saved), of_floats, refusal)
-            left = iter(linear(of, primals, saved, [t for t in tangents if t is not None]))
+            linear_fn = Linear(compute, pull, len(primals), len(saved), float_types, refusal)
+            left = iter(linear(linear_fn, primals, saved, [t for t in tangents if t is not None]))
             return outs, [next(left) if is_float(x) else None for x in outs]
 
         outs = call(_rules(run, push), *leaves)
@@ -93,8 +93,8 @@ def _rules(run: Flat, push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]
 
     def batch(over: Callable[..., Flat], dims: list[int | None], operands: Arrays) -> Arrays:
         def of_batch(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
-            at = [None if t is None else d for t, d in zip(tangents, dims, strict=True)]
-            return over(push, (dims, at))(primals, tangents)  # type: ignore[return-value]
+            tangent_dims = [None if t is None else d for t, d in zip(tangents, dims, strict=True)]
+            return over(push, (dims, tangent_dims))(primals, tangents)  # type: ignore[return-value]
 
         return call(_rules(over(run, tuple(dims)), of_batch), *operands)
 

@@ -46,10 +46,10 @@ def vjp_at(
     """Returns the results of `fn`, and its VJP: from cotangents of float results to cotangents of the arguments at `places`."""
 
     def of_places(values: list[Any]) -> tuple[list[Any], list[Any]]:
-        given = list(args)
+        all_args = list(args)
         for i, x in zip(places, values, strict=True):
-            given[i] = x
-        outs = list(fn(*given))
+            all_args[i] = x
+        outs = list(fn(*all_args))
         return [x for x in outs if is_float(x)], outs
 
     _, pull_back, outs = jax.vjp(of_places, [args[i] for i in places], has_aux=True)
@@ -80,7 +80,7 @@ def derivative(
     cotangents = [type_of(x) for x in out_types if is_float(x)]
     second = jax.make_jaxpr(lambda saved, cts: tree.unflatten(saved)(cts))(list(map(type_of, types)), cotangents)
 
-    (jaxpr, values), (back, others) = opened(cast(ClosedJaxpr, first)), opened(cast(ClosedJaxpr, second))
+    (jaxpr, values), (back, back_consts) = opened(cast(ClosedJaxpr, first)), opened(cast(ClosedJaxpr, second))
     forward: list[Eqn] = []
     atoms = inlined(jaxpr, {}, forward)
     forward, atoms, named = without_names(forward, atoms)
@@ -89,7 +89,7 @@ def derivative(
     grads = inlined(back, dict(zip(back.invars, saved, strict=False)), backward)
     backward, grads, _ = without_names(backward, grads)
     backward, _ = needed(backward, grads, set())
-    consts = dict(zip([*jaxpr.constvars, *back.constvars], [*values, *others], strict=True))
+    consts = dict(zip([*jaxpr.constvars, *back.constvars], [*values, *back_consts], strict=True))
     needs = read_by(backward, grads, {*seeds, *back.constvars, *(v for e in backward for v in e.outvars)})
     refusal = refusal_in(jaxpr) or refusal_in(back)
     return Derivative(jaxpr.invars, outs, seeds, grads, consts, forward, backward, needs, named, refusal)
@@ -165,14 +165,14 @@ def cheapest(
 
     while True:
         cost = lambda v: size(v) * (_NEVER if v in never else 1)  # noqa: E731
-        found = minimum_cut(forward, needs, price_of, {*free, *kept}, stored, cost)
-        have = {*found, *free, *kept}
-        more = compared(forward, needs, have) - once if comparisons else set()
+        cut = minimum_cut(forward, needs, price_of, {*free, *kept}, stored, cost)
+        available = {*cut, *free, *kept}
+        more = compared(forward, needs, available) - once if comparisons else set()
         if not more:
             break
         once |= more
-    read = needed(forward, list(needs), have)[1]
-    return [*found, *(v for v in dict.fromkeys(read) if v in kept and v not in free and v not in found)]
+    read = needed(forward, list(needs), available)[1]
+    return [*cut, *(v for v in dict.fromkeys(read) if v in kept and v not in free and v not in cut)]
 
 
 def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) -> set[Var]:
@@ -184,7 +184,7 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
 
     `available`: what the backward has, before it computes anything again.
     """
-    found: set[Var] = set()
+    comparisons: set[Var] = set()
     related = computed_once(eqns)
     for eqn in needed(eqns, list(wanted), available)[0]:
         if eqn.primitive.name in COMPARISONS and is_float(eqn.invars[0].aval):
@@ -192,5 +192,5 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
                 continue  # a limit such as in `relu`: near it, either result is right
             before, kept = needed(eqns, eqn.invars, available)
             if set(kept) & depends(eqns, {v for e in before for v in e.outvars}):
-                found.add(eqn.outvars[0])
-    return found
+                comparisons.add(eqn.outvars[0])
+    return comparisons

@@ -40,16 +40,16 @@ def evaluated_by(
         leaves, tree = jax.tree.flatten((args, kwargs))
         traced = [n for n, x in enumerate(leaves) if isinstance(x, Tracer)]
 
-        def flat(*given: jax.Array) -> PyTree:
-            mine = list(leaves)
-            for n, x in zip(traced, given, strict=True):
-                mine[n] = x
-            args, kwargs = tree.unflatten(mine)
+        def flat(*values: jax.Array) -> PyTree:
+            replaced = list(leaves)
+            for n, x in zip(traced, values, strict=True):
+                replaced[n] = x
+            args, kwargs = tree.unflatten(replaced)
             return fun(*args, **kwargs)
 
-        given = [leaves[n] for n in traced]
-        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*given)
-        return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*opened(cast(ClosedJaxpr, closed)), given))
+        tracers = [leaves[n] for n in traced]
+        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*tracers)
+        return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*opened(cast(ClosedJaxpr, closed)), tracers))
 
     return again
 
@@ -71,8 +71,8 @@ def _results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:
     if name in CALLS:
         return _run(*body_of(eqn), operands)
     if name == "concatenate":
-        some = [x for x, size in zip(operands, sizes, strict=True) if size]
-        return some if len(some) == 1 else [lax.concatenate(some, eqn.params["dimension"])]
+        nonempty = [x for x, size in zip(operands, sizes, strict=True) if size]
+        return nonempty if len(nonempty) == 1 else [lax.concatenate(nonempty, eqn.params["dimension"])]
     if name == "pad" and not sizes[0]:
         return [jnp.broadcast_to(operands[1], eqn.outvars[0].aval.shape)]
     if name in _UPDATES and not sizes[_UPDATES[name]]:

@@ -12,11 +12,11 @@ from cavs._jaxpr.source_lines import source_line
 
 def equal_jaxprs(a: Jaxpr | ClosedJaxpr, b: Jaxpr | ClosedJaxpr) -> bool:
     """Returns whether two jaxprs have the same equations, from the same lines of code, and the same constants."""
-    (first, consts), (second, others) = opened(a), opened(b)
+    (first, consts), (second, other_consts) = opened(a), opened(b)
     names: dict[Var, Var] = {}
     return (
-        len(consts) == len(others)
-        and all(x is y for x, y in zip(consts, others, strict=True))
+        len(consts) == len(other_consts)
+        and all(x is y for x, y in zip(consts, other_consts, strict=True))
         and _same_types(first.constvars, second.constvars, names)
         and _same_types(first.invars, second.invars, names)
         and len(first.eqns) == len(second.eqns)

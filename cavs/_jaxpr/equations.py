@@ -133,8 +133,8 @@ def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: set[Var]) -> tu
 def alive(eqns: Sequence[Eqn], outs: Sequence[Atom], available: Collection[Var] = ()) -> list[Eqn]:
     """Returns the equations that compute `outs` from `available` values, and those with effects, in order."""
     effects = [eqn for eqn in eqns if eqn.effects]
-    found = {id(e) for e in (*effects, *needed(eqns, [*outs, *(x for e in effects for x in e.invars)], {*available})[0])}
-    return [eqn for eqn in eqns if id(eqn) in found]
+    ids = {id(e) for e in (*effects, *needed(eqns, [*outs, *(x for e in effects for x in e.invars)], {*available})[0])}
+    return [eqn for eqn in eqns if id(eqn) in ids]
 
 
 def reads(eqns: Sequence[Eqn], outs: Iterable[Atom] = ()) -> set[Var]:

@@ -26,15 +26,15 @@ def barrier(values: T) -> T:
     In JAX 0.10, inside a `shard_map` that checks types, all results would differ between devices if one array does. Arrays that
     differ in this have barriers of their own there.
     """
-    given, tree = jax.tree.flatten(values)
-    found = lax.optimization_barrier(given)
-    kinds = [varying(x) for x in given] if is_checked() else []
-    if [varying(x) for x, _ in zip(found, kinds, strict=False)] != kinds:
+    arrays, tree = jax.tree.flatten(values)
+    results = lax.optimization_barrier(arrays)
+    kinds = [varying(x) for x in arrays] if is_checked() else []
+    if [varying(x) for x, _ in zip(results, kinds, strict=False)] != kinds:
         for kind in dict.fromkeys(kinds):
             places = [i for i, k in enumerate(kinds) if k == kind]
-            for i, x in zip(places, lax.optimization_barrier([given[i] for i in places]), strict=True):
-                found[i] = x
-    return jax.tree.unflatten(tree, found)
+            for i, x in zip(places, lax.optimization_barrier([arrays[i] for i in places]), strict=True):
+                results[i] = x
+    return jax.tree.unflatten(tree, results)
 
 
 def late_zero(numbers: Sequence[jax.Array]) -> jax.Array:

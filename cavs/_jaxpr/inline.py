@@ -29,8 +29,8 @@ def _branch_of_platform(eqn: Eqn) -> ClosedJaxpr | None:
     if platforms is None:
         return None
     platform = Target.here().platform
-    here = {"gpu": ("cuda", "rocm")}.get(platform, (platform,))
-    fits = (branch for branch, of in zip(eqn.params["branches"], platforms, strict=True) if of is None or {*of} & {*here})
+    aliases = {"gpu": ("cuda", "rocm")}.get(platform, (platform,))
+    fits = (branch for branch, of in zip(eqn.params["branches"], platforms, strict=True) if of is None or {*of} & {*aliases})
     return next(fits, None)
 
 
@@ -38,9 +38,9 @@ def _stretched(x: Atom, eqn: Eqn, out: list[Eqn]) -> Atom:
     """Returns an operand of an equation in the shape of its result. JAX repeats axes of 1 silently; kernels would not."""
     if eqn.primitive.name not in _STRETCH or x.aval.shape == (shape := eqn.outvars[0].aval.shape) or not x.aval.shape:
         return x
-    made = _broadcast(x.aval.shape, x.aval.dtype, shape)
-    wide = Var(made.outvars[0].aval)
-    out.append(made.replace(invars=[x], outvars=[wide], source_info=eqn.source_info))
+    broadcast = _broadcast(x.aval.shape, x.aval.dtype, shape)
+    wide = Var(broadcast.outvars[0].aval)
+    out.append(broadcast.replace(invars=[x], outvars=[wide], source_info=eqn.source_info))
     return wide
 
 

@@ -68,26 +68,26 @@ def _late_scan(eqn: Eqn, args: Sequence[Any], fills: dict[int, Eqn]) -> list[Any
     consts, carry, xs = ([args[i] for i in part] for part in places)
     stacked = eqn.outvars[len(carry) :]
     filled = [(k, fills[i]) for k, i in enumerate(places[1]) if i in fills]
-    given = [_literal(e) for _, e in filled]
-    given += [jnp.zeros((), v.aval.dtype) for v in stacked]
+    inits = [_literal(e) for _, e in filled]
+    inits += [jnp.zeros((), v.aval.dtype) for v in stacked]
     ready = [x for k, x in enumerate(carry) if all(k != j for j, _ in filled)]
     # XLA computes the last operand first. It is to be a cotangent, not what is computed again: JAX has cotangents in front.
-    given, _ = barrier((given, [*ready, *reversed(xs)]))
-    for (k, e), x in zip(filled, given, strict=False):
+    inits, _ = barrier((inits, [*ready, *reversed(xs)]))
+    for (k, e), x in zip(filled, inits, strict=False):
         carry[k] = jnp.broadcast_to(x, e.outvars[0].aval.shape)
     types = [cast(Any, v.aval) for v in stacked]
-    results = [vary(jnp.broadcast_to(x, t.shape), tuple(varying(t))) for t, x in zip(types, given[len(filled) :], strict=True)]
+    results = [vary(jnp.broadcast_to(x, t.shape), tuple(varying(t))) for t, x in zip(types, inits[len(filled) :], strict=True)]
     step = jex.jaxpr_as_fun(eqn.params["jaxpr"])
 
     def body(state: Any, x: Any) -> tuple[Any, None]:
-        at, x = x
+        index, x = x
         outs = step(*consts, *state[0], *x)
         ys = outs[len(carry) :]
         return (
             outs[: len(carry)],
-            [lax.dynamic_update_index_in_dim(r, y, at, 0) for r, y in zip(state[1], ys, strict=True)],
+            [lax.dynamic_update_index_in_dim(r, y, index, 0) for r, y in zip(state[1], ys, strict=True)],
         ), None
 
-    length, how = eqn.params["length"], {k: eqn.params[k] for k in ("reverse", "unroll")}
-    (carry, results), _ = lax.scan(body, (carry, results), (jnp.arange(length), xs), length=length, **how)
+    length, options = eqn.params["length"], {k: eqn.params[k] for k in ("reverse", "unroll")}
+    (carry, results), _ = lax.scan(body, (carry, results), (jnp.arange(length), xs), length=length, **options)
     return [*carry, *results]

@@ -30,9 +30,9 @@ class _Way(enum.IntEnum):
     OTHER = 3
 
 
-def is_linear(eqns: Sequence[Eqn], given: Iterable[Var], outs: Iterable[Atom]) -> bool:
-    """Returns whether `outs` are linear in the values `given` together, for certain."""
-    ways = dict.fromkeys(given, _Way.LINEAR)
+def is_linear(eqns: Sequence[Eqn], inputs: Iterable[Var], outs: Iterable[Atom]) -> bool:
+    """Returns whether `outs` are linear in the values `inputs` together, for certain."""
+    ways = dict.fromkeys(inputs, _Way.LINEAR)
     _follow(eqns, ways)
     return all(_way(x, ways) in (_Way.ZERO, _Way.LINEAR) for x in outs if is_float(x))
 
@@ -49,59 +49,59 @@ def _follow(eqns: Sequence[Eqn], ways: dict[Var, _Way]) -> None:
         ways.update(zip(e.outvars, _results(e, [_way(x, ways) for x in e.invars]), strict=True))
 
 
-def _results(eqn: Eqn, of: list[_Way]) -> list[_Way]:
+def _results(eqn: Eqn, in_ways: list[_Way]) -> list[_Way]:
     """Returns the ways of the results of an equation, given the ways of its operands."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if name == "optimization_barrier":
-        return of
+        return in_ways
     if name in CALLED:
         body, _ = body_of(eqn)
-        return _of_body(body, of[len(of) - len(body.invars) :])
+        return _of_body(body, in_ways[len(in_ways) - len(body.invars) :])
     if name == "scan":
-        return _of_scan(eqn, of)
-    if name == "cond" and of[0] in (_Way.ZERO, _Way.FREE):
-        branches = [_of_body(opened(branch)[0], of[1:]) for branch in eqn.params["branches"]]
+        return _of_scan(eqn, in_ways)
+    if name == "cond" and in_ways[0] in (_Way.ZERO, _Way.FREE):
+        branches = [_of_body(opened(branch)[0], in_ways[1:]) for branch in eqn.params["branches"]]
         return [_sum(ways) for ways in zip(*branches, strict=True)]
-    return [_of_operands(eqn, of)] * count
+    return [_of_operands(eqn, in_ways)] * count
 
 
-def _of_operands(eqn: Eqn, of: list[_Way]) -> _Way:
+def _of_operands(eqn: Eqn, in_ways: list[_Way]) -> _Way:
     name = eqn.primitive.name
     if name in _TOGETHER and all(map(is_float, eqn.outvars)):
-        indices = (1,) if name in _SCATTERS else range(2, len(of)) if name == "dynamic_update_slice" else ()
-        return _apart(of, indices)
-    if all(way in (_Way.ZERO, _Way.FREE) for way in of):
+        indices = (1,) if name in _SCATTERS else range(2, len(in_ways)) if name == "dynamic_update_slice" else ()
+        return _apart(in_ways, indices)
+    if all(way in (_Way.ZERO, _Way.FREE) for way in in_ways):
         return _Way.FREE
     if name in _PRODUCTS:
-        return _Way.LINEAR if sorted(of) in ([_Way.LINEAR, _Way.FREE], [_Way.ZERO, _Way.LINEAR]) else _Way.OTHER
+        return _Way.LINEAR if sorted(in_ways) in ([_Way.LINEAR, _Way.FREE], [_Way.ZERO, _Way.LINEAR]) else _Way.OTHER
     if name in _IN_FIRST:
-        return _apart(of, range(1, len(of)))
-    return _apart(of, (0,)) if name in _IN_OTHERS else _Way.OTHER
+        return _apart(in_ways, range(1, len(in_ways)))
+    return _apart(in_ways, (0,)) if name in _IN_OTHERS else _Way.OTHER
 
 
-def _apart(of: list[_Way], others: Iterable[int]) -> _Way:
-    """Returns the way of a result that is linear in its operands together, without those at the places `others`."""
-    fixed = {*others}
-    if any(of[i] not in (_Way.ZERO, _Way.FREE) for i in fixed):
+def _apart(in_ways: list[_Way], excluded: Iterable[int]) -> _Way:
+    """Returns the way of a result that is linear in its operands together, without those at the places `excluded`."""
+    fixed = {*excluded}
+    if any(in_ways[i] not in (_Way.ZERO, _Way.FREE) for i in fixed):
         return _Way.OTHER
-    return _sum(way for i, way in enumerate(of) if i not in fixed)
+    return _sum(way for i, way in enumerate(in_ways) if i not in fixed)
 
 
 def _sum(ways: Iterable[_Way]) -> _Way:
     """Returns the way of a sum."""
-    found = {*ways} - {_Way.ZERO}
-    return next(iter(found), _Way.ZERO) if len(found) < 2 else _Way.OTHER
+    nonzero = {*ways} - {_Way.ZERO}
+    return next(iter(nonzero), _Way.ZERO) if len(nonzero) < 2 else _Way.OTHER
 
 
-def _of_body(body: Jaxpr, of: Sequence[_Way]) -> list[_Way]:
-    ways = dict(zip(body.invars, of, strict=True))
+def _of_body(body: Jaxpr, in_ways: Sequence[_Way]) -> list[_Way]:
+    ways = dict(zip(body.invars, in_ways, strict=True))
     _follow(body.eqns, ways)
     return [_way(x, ways) for x in body.outvars]
 
 
-def _of_scan(eqn: Eqn, of: list[_Way]) -> list[_Way]:
+def _of_scan(eqn: Eqn, in_ways: list[_Way]) -> list[_Way]:
     body, _ = opened(eqn.params["jaxpr"])
-    consts, carry, xs = scan_parts(eqn.params, of)
+    consts, carry, xs = scan_parts(eqn.params, in_ways)
     while True:
         outs = _of_body(body, [*consts, *carry, *xs])
         after = [_sum(pair) for pair in zip(carry, outs, strict=False)]

@@ -19,11 +19,11 @@ def memoized(fn: Callable[Concatenate[Owner, P], R]) -> Callable[Concatenate[Own
 
     @functools.wraps(fn)
     def known(owner: Owner, *args: P.args, **kwargs: P.kwargs) -> R:
-        found = _memo(owner).setdefault(_name(fn), {})
+        memo = _memo(owner).setdefault(_name(fn), {})
         key = (args, tuple(sorted(kwargs.items())))
-        if key not in found:
-            found[key] = fn(owner, *args, **kwargs)
-        return found[key]
+        if key not in memo:
+            memo[key] = fn(owner, *args, **kwargs)
+        return memo[key]
 
     return known
 

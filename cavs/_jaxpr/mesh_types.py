@@ -16,17 +16,17 @@ from cavs._graphs.pytree import PyTree
 
 def varying(x: Any) -> frozenset[str]:
     """Returns the mesh axes along which an array, or a value of a type, may differ between devices, inside `jax.shard_map`."""
-    of = x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
-    manual = getattr(of, "mat", None) or getattr(of, "manual_axis_type", None)
-    return frozenset(getattr(of, "vma", None) or () if manual is None else manual.varying)
+    aval = x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
+    manual = getattr(aval, "mat", None) or getattr(aval, "manual_axis_type", None)
+    return frozenset(getattr(aval, "vma", None) or () if manual is None else manual.varying)
 
 
 def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """`x`, typed as one that may differ along `axes`."""
     if x.dtype == jax.dtypes.float0:
         return x
-    more = tuple(axis for axis in axes if axis not in varying(x))
-    return lax.pcast(x, more, to="varying") if more else x
+    missing = tuple(axis for axis in axes if axis not in varying(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def zeros(of: Any) -> jax.Array:

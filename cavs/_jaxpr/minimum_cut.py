@@ -83,12 +83,12 @@ def _passed_on(
         for x in dict.fromkeys(x for x in eqn.invars if is_var(x)):
             readers.setdefault(x, []).append(i)
     only = [eqn.outvars[0] if len(eqn.outvars) == 1 and eqn.outvars[0] not in free else None for eqn in eqns]
-    found: dict[int, int] = {}
+    passed: dict[int, int] = {}
     for i, v in enumerate(only):
         if v is not None and v not in needed and len(by := readers.get(v, ())) == 1:
             if (result := only[by[0]]) is not None and size(result) <= size(v):
-                found[i] = by[0]
-    return found
+                passed[i] = by[0]
+    return passed
 
 
 class _Flow:

@@ -32,13 +32,13 @@ def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn],
     Returns the other equations, the outputs, and the values by their names, without inputs and literals.
     """
     named: dict[str, list[Var]] = {}
-    made = {v for e in eqns for v in e.outvars}
+    computed = {v for e in eqns for v in e.outvars}
 
     def same(e: Eqn) -> Sequence[Atom] | None:
         if e.primitive.name != "name":
             return None
         if e.params["name"] != WHOLE_BATCH:
-            named.setdefault(e.params["name"], []).extend(x for x in e.invars if is_var(x) and x in made)
+            named.setdefault(e.params["name"], []).extend(x for x in e.invars if is_var(x) and x in computed)
         return e.invars
 
     kept, outs = without(eqns, outs, same)
@@ -52,7 +52,7 @@ def names_in(eqns: Iterable[Eqn]) -> set[str]:
 
 def chosen(named: Mapping[str, Collection[Var]], names: Names, way: str) -> set[Var]:
     """Returns the values that go a way."""
-    return {v for name, its in names if its == way for v in named.get(name, ())}
+    return {v for name, chosen_way in names if chosen_way == way for v in named.get(name, ())}
 
 
 def check_known(names: Names, known: Collection[str], function: str) -> None:

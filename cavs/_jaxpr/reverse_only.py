@@ -54,23 +54,23 @@ def _run(*operands: jax.Array, of: Linear) -> Arrays:
 def _push(primals: Sequence[jax.Array], tangents: Sequence[Any], *, of: Linear) -> tuple[Arrays, Tangents]:
     """Returns the derivative of the tangents, for second derivatives in forward mode."""
 
-    def fn(*given: jax.Array) -> Arrays:
-        return _run(*given[: of.args], *saved, *given[of.args :], of=of)
+    def fn(*operands: jax.Array) -> Arrays:
+        return _run(*operands[: of.args], *saved, *operands[of.args :], of=of)
 
-    args, saved, own = of.split(primals)
-    by_args, _, by_own = of.split([None if type(t) is ad.Zero else t for t in tangents])
-    return pushed(fn, [*args, *own], [*by_args, *by_own])
+    args, saved, inputs = of.split(primals)
+    by_args, _, by_inputs = of.split([None if type(t) is ad.Zero else t for t in tangents])
+    return pushed(fn, [*args, *inputs], [*by_args, *by_inputs])
 
 
 def _transpose(cts: Sequence[Any], *operands: Any, of: Linear) -> Cotangents:
     if all(type(ct) is ad.Zero for ct in cts):
         return [None] * len(operands)
-    found = of.pull(of.split(operands)[1], [None if type(ct) is ad.Zero else ct for ct in cts])
-    return [None] * (of.args + of.saved) + found
+    tangent_cts = of.pull(of.split(operands)[1], [None if type(ct) is ad.Zero else ct for ct in cts])
+    return [None] * (of.args + of.saved) + tangent_cts
 
 
 def _batch(axis: Any, operands: Sequence[jax.Array], dims: Sequence[int | None], *, of: Linear) -> tuple[Arrays, list[int]]:
-    (args, saved, own), (at_args, at_saved, at_own), over = of.split(operands), of.split(dims), mapping(axis)
+    (args, saved, inputs), (at_args, at_saved, at_inputs), over = of.split(operands), of.split(dims), mapping(axis)
 
     def push(args: Arrays, tangents: Arrays) -> Arrays:
         assert of.push is not None
@@ -80,16 +80,16 @@ def _batch(axis: Any, operands: Sequence[jax.Array], dims: Sequence[int | None],
         return list(over(of.pull, (at_saved, 0))(saved, cts))
 
     # The transpose of the broadcast of a common argument sums over the batch.
-    own = [batching.bdim_at_front(x, d, axis.size) for x, d in zip(own, at_own, strict=True)]
+    inputs = [batching.bdim_at_front(x, d, axis.size) for x, d in zip(inputs, at_inputs, strict=True)]
     types: Any = tuple(jex.unmapped_aval(axis.size, 0, t, axis.explicit_mesh_axis) for t in of.types)
-    outs = linear(of._replace(push=of.push and push, pull=pull, types=types), args, saved, own)
+    outs = linear(of._replace(push=of.push and push, pull=pull, types=types), args, saved, inputs)
     return outs, [0] * len(outs)
 
 
 def _partial_eval(trace: Any, *tracers: Any, of: Linear) -> Any:
-    args, saved, own = of.split(tracers)
-    if all(x.is_known() for x in args) and not all(x.is_known() for x in own):  # the tangents will be transposed, not computed
-        of, tracers = of._replace(push=None, args=0), (*saved, *own)
+    args, saved, tangents = of.split(tracers)
+    if all(x.is_known() for x in args) and not all(x.is_known() for x in tangents):  # tangents will be transposed, not computed
+        of, tracers = of._replace(push=None, args=0), (*saved, *tangents)
     return trace.default_process_primitive(linear_p, tracers, {"of": of})
 
 

@@ -109,21 +109,21 @@ def sealed(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 def _sealed(run: Flat) -> Rules:
     def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
-        which = [i for i, t in enumerate(tangents) if t is not None]
-        places: list[int] = []
+        in_places = [i for i, t in enumerate(tangents) if t is not None]
+        out_places: list[int] = []
 
         def tangents_alone(*operands: jax.Array) -> Arrays:
-            given = dict(zip(which, operands[len(primals) :], strict=True))
-            _, found = pushed(run, list(operands[: len(primals)]), [given.get(i) for i in range(len(primals))])
-            places[:] = [i for i, t in enumerate(found) if t is not None]
-            return [t for t in found if t is not None]
+            in_tangents = dict(zip(in_places, operands[len(primals) :], strict=True))
+            _, out_tangents = pushed(run, list(operands[: len(primals)]), [in_tangents.get(i) for i in range(len(primals))])
+            out_places[:] = [i for i, t in enumerate(out_tangents) if t is not None]
+            return [t for t in out_tangents if t is not None]
 
         # Two calls: where tangents are batched, as in `jax.jacfwd`, the results must not be. XLA merges most of what both
         # compute: a Hessian-vector product of a Tree-LSTM has 33 products, and 30 with one call.
         outs = call(_sealed(run), *primals)
         moved = call(_sealed(tangents_alone), *primals, *(t for t in tangents if t is not None))
-        found = dict(zip(places, moved, strict=True))
-        return outs, [found.get(i) for i in range(len(outs))]
+        tangent_of = dict(zip(out_places, moved, strict=True))
+        return outs, [tangent_of.get(i) for i in range(len(outs))]
 
     return Rules(run, push, lambda over, dims, operands: call(_sealed(over(run, tuple(dims))), *operands), sealed=True)
 
@@ -132,7 +132,7 @@ def flat(fn: Callable[..., PyTree], tree: Any, shapes: list[Any]) -> Flat:
     """Returns `fn` as a function of the leaves of its arguments. `shapes` becomes the structure of its results."""
 
     def of_leaves(*leaves: jax.Array) -> Arrays:
-        outs, shapes[:] = (found := jax.tree.flatten(fn(*tree.unflatten(leaves))))[0], [found[1]]
+        outs, shapes[:] = (flattened := jax.tree.flatten(fn(*tree.unflatten(leaves))))[0], [flattened[1]]
         return outs
 
     return of_leaves
@@ -140,13 +140,13 @@ def flat(fn: Callable[..., PyTree], tree: Any, shapes: list[Any]) -> Flat:
 
 def pushed(fn: Flat, primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
     """Returns the results of `fn`, and their tangents."""
-    given = {i: t for i, t in enumerate(tangents) if t is not None}
+    in_tangents = {i: t for i, t in enumerate(tangents) if t is not None}
 
-    def of(some: dict[int, jax.Array]) -> Arrays:
-        return fn(*(some.get(i, x) for i, x in enumerate(primals)))
+    def of(values: dict[int, jax.Array]) -> Arrays:
+        return fn(*(values.get(i, x) for i, x in enumerate(primals)))
 
-    outs, found = jax.jvp(of, [{i: primals[i] for i in given}], [given])
-    return outs, [None if t.dtype == jax.dtypes.float0 else t for t in found]
+    outs, out_tangents = jax.jvp(of, [{i: primals[i] for i in in_tangents}], [in_tangents])
+    return outs, [None if t.dtype == jax.dtypes.float0 else t for t in out_tangents]
 
 
 def mapping(axis: Any) -> Callable[..., Flat]:
@@ -183,8 +183,8 @@ def types_of(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray]
     types: Any = [x.aval for x in jaxpr.outvars]
     if rules.sealed:
         mesh, manual = operands[0].sharding.mesh, operands[0].manual_axis_type
-        whole = [NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)) for x in types]
-        types = [x.update(sharding=of, manual_axis_type=manual) for x, of in zip(types, whole, strict=True)]
+        shardings = [NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)) for x in types]
+        types = [x.update(sharding=sharding, manual_axis_type=manual) for x, sharding in zip(types, shardings, strict=True)]
     # References that begin and end inside are no effect: `lower_fun` turns them into arrays.
     effects = {effect for effect in jaxpr.effects if type(effect).__name__ != "InternalMutableArrayEffect"}
     return types, effects
@@ -192,9 +192,9 @@ def types_of(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray]
 
 def _push(primals: Sequence[jax.Array], tangents: Sequence[Any], *, call: Any, rules: Rules) -> tuple[Arrays, list[Any]]:
     del call
-    outs, found = rules.push([jnp.asarray(x) for x in primals], [None if type(t) is ad.Zero else t for t in tangents])
+    outs, out_tangents = rules.push([jnp.asarray(x) for x in primals], [None if type(t) is ad.Zero else t for t in tangents])
     types = [jax.typeof(x).to_tangent_aval() for x in outs]
-    return outs, [ad.Zero(of) if t is None else t for of, t in zip(types, found, strict=True)]
+    return outs, [ad.Zero(aval) if t is None else t for aval, t in zip(types, out_tangents, strict=True)]
 
 
 def _batch(

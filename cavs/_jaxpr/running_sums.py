@@ -26,23 +26,23 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
     jaxpr, consts = opened(closed)
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns, ("call_with_rules", "custom_vmap_call"))
-    own, others = outs[: len(totals)], outs[len(totals) :]
+    summed, others = outs[: len(totals)], outs[len(totals) :]
     terms = _terms(eqns, outs)[: len(totals)]
-    order = alive(eqns, [x for of in terms for x in of] + others)
+    order = alive(eqns, [x for addends in terms for x in addends] + others)
 
     def plain(consts: Sequence[Any], args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
         run_equations(jaxpr.eqns, env)
-        found = [value_of(x, env) for x in jaxpr.outvars]
-        return [x + y for x, y in zip(totals, found, strict=False)], found[len(totals) :]
+        results = [value_of(x, env) for x in jaxpr.outvars]
+        return [x + y for x, y in zip(totals, results, strict=False)], results[len(totals) :]
 
     def by_terms(consts: Sequence[Any], args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-        sums = [x if of else x + value_of(y, env) for x, y, of in zip(totals, own, terms, strict=True)]
+        sums = [x if addends else x + value_of(y, env) for x, y, addends in zip(totals, summed, terms, strict=True)]
         begun: set[int] = set()
         for eqn in order:
             run_equations([eqn], env)
-            for i, x in ((i, x) for i, of in enumerate(terms) for x in of if any(x is v for v in eqn.outvars)):
+            for i, x in ((i, x) for i, addends in enumerate(terms) for x in addends if any(x is v for v in eqn.outvars)):
                 sums[i] = env[x] + (barrier(sums[i]) if i in begun else sums[i])  # XLA would fuse two sums
                 begun.add(i)
         return sums, [value_of(x, env) for x in others]
@@ -53,14 +53,14 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
 def _terms(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[list[Var]]:
     """Returns for each of `outs` the variables whose sum it is; none if no equation computes it."""
     uses = Counter(x for eqn in eqns for x in eqn.invars if is_var(x)) + Counter(x for x in outs if is_var(x))
-    made = {v: eqn for eqn in eqns for v in eqn.outvars}
+    makers = {v: eqn for eqn in eqns for v in eqn.outvars}
 
     def terms(x: Atom) -> list[Var]:
-        if not is_var(x) or x not in made:
+        if not is_var(x) or x not in makers:
             return []
-        eqn = made[x]
-        one = eqn.primitive.name not in ("add", "add_any") or uses[x] > 1 or bytes_of_var(x) < _LARGE
-        of = [] if one else [terms(y) for y in eqn.invars]
-        return [y for ys in of for y in ys] if of and all(of) else [x]
+        eqn = makers[x]
+        single = eqn.primitive.name not in ("add", "add_any") or uses[x] > 1 or bytes_of_var(x) < _LARGE
+        by_operand = [] if single else [terms(y) for y in eqn.invars]
+        return [y for ys in by_operand for y in ys] if by_operand and all(by_operand) else [x]
 
     return [terms(x) for x in outs]

@@ -22,17 +22,17 @@ def source_line(eqn: Eqn) -> str | None:
 
 def line_of(eqn: Eqn) -> str:
     """Returns `source_line` as the end of a sentence: " (file, line 3, in fn: text)"; empty if it is unknown."""
-    found = source_line(eqn)
-    return f" ({found})" if found else ""
+    line = source_line(eqn)
+    return f" ({line})" if line else ""
 
 
 def line_of_error(error: BaseException) -> str:
     """Returns the innermost line of the user's program that an exception passed through, like `line_of`."""
-    found = None
+    innermost = None
     for frame, line in walk_tb(error.__traceback__):
         if _is_users(frame.f_code.co_filename):
-            found = _shown(frame.f_code.co_filename, line, frame.f_code.co_name)
-    return f" ({found})" if found else ""
+            innermost = _shown(frame.f_code.co_filename, line, frame.f_code.co_name)
+    return f" ({innermost})" if innermost else ""
 
 
 def raised_by_jax(error: BaseException) -> bool:

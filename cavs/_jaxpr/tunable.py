@@ -90,9 +90,9 @@ def _changed(eqn: Eqn, options: Any) -> Eqn:
         if not isinstance(rules, TunableRules):
             return eqn  # its derivative is not in the jaxpr
         rules, avals = rules.with_options(options), [x.aval for x in eqn.invars]
-        again = retraced(rules, avals)
-        effects = types_of(*avals, call=again, rules=rules)[1]
-        return eqn.replace(params={"call": again, "rules": rules}, effects=frozenset(effects))
+        traced = retraced(rules, avals)
+        effects = types_of(*avals, call=traced, rules=rules)[1]
+        return eqn.replace(params={"call": traced, "rules": rules}, effects=frozenset(effects))
     if eqn.primitive.name == "shard_map":
         return eqn  # its body cannot be traced outside of its mesh
     params = {name: _changed_parameter(x, options) for name, x in eqn.params.items()}

@@ -40,9 +40,9 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
     """
     if budget is None or budget == "min":
         return None if budget is None else "min"
-    given, budget = budget, budget.item() if isinstance(budget, np.generic) else budget
-    if isinstance(budget, str) and (found := re.fullmatch(r"\s*(\d*\.?\d+)\s*([a-z]*)\s*", budget.lower())):
-        number, unit = found.groups()
+    original, budget = budget, budget.item() if isinstance(budget, np.generic) else budget
+    if isinstance(budget, str) and (match := re.fullmatch(r"\s*(\d*\.?\d+)\s*([a-z]*)\s*", budget.lower())):
+        number, unit = match.groups()
         if unit in _UNITS:
             budget = float(number) if "." in number and not unit else int(float(number) * _UNITS[unit])
     if isinstance(budget, float) and 0 < budget <= 1:
@@ -57,7 +57,7 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
         return int(budget * memory)
     elif isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
         return budget
-    raise ValueError(f"{function}: {argument}: got {given!r}; {_EXPECTED}. Write {argument}='2GiB'.")
+    raise ValueError(f"{function}: {argument}: got {original!r}; {_EXPECTED}. Write {argument}='2GiB'.")
 
 
 def memory_of_gpu() -> int | None:

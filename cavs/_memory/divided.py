@@ -89,9 +89,9 @@ class DividedArrays:
             pairs = list(zip(leaves, axes, strict=True))
             shared = [x for x, axis in pairs if axis is None]
 
-            def one(known: tuple[PyTree, list[jax.Array]], part: list[jax.Array]) -> jax.Array:
-                rest, own = iter(known[1]), iter(part)
-                return loss(known[0], tree.unflatten([next(rest) if axis is None else next(own) for axis in axes]))
+            def one(common: tuple[PyTree, list[jax.Array]], part: list[jax.Array]) -> jax.Array:
+                unsplit, split = iter(common[1]), iter(part)
+                return loss(common[0], tree.unflatten([next(unsplit) if axis is None else next(split) for axis in axes]))
 
             stack = [
                 jnp.moveaxis(x.reshape(*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :]), axis, 0)
@@ -113,8 +113,8 @@ class DividedArrays:
             count *= 2
         leaves, tree = jax.tree.flatten(values(self.whole))
         pairs = zip(leaves, self._axes, strict=True)
-        some = tree.unflatten([x if axis is None else x[(*[slice(None)] * axis, slice(count))] for x, axis in pairs])
-        return some, some, count
+        samples = tree.unflatten([x if axis is None else x[(*[slice(None)] * axis, slice(count))] for x, axis in pairs])
+        return samples, samples, count
 
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
         """Returns another batch as `in_parts` gets it. The shapes are the same while it is no larger than earlier ones."""
@@ -129,12 +129,12 @@ class DividedArrays:
 def _axes_of(arrays: PyTree, axis: Any) -> tuple[list[int | None], int]:
     """Returns the axis of samples of each array, and their number."""
     leaves = jax.tree.leaves(arrays, is_leaf=lambda x: isinstance(x, Graphs))
-    wrong = [x for x in leaves or [arrays] if not hasattr(x, "shape") or not hasattr(x, "dtype")]
-    if wrong:
-        got, write = f"a {type(wrong[0]).__name__}", "graphs[:64] of cavs.read(...), or (x, y)"
+    not_arrays = [x for x in leaves or [arrays] if not hasattr(x, "shape") or not hasattr(x, "dtype")]
+    if not_arrays:
+        got, write = f"a {type(not_arrays[0]).__name__}", "graphs[:64] of cavs.read(...), or (x, y)"
         if isinstance(arrays, Graphs):
             got = "no graphs"
-        elif isinstance(wrong[0], Graphs):
+        elif isinstance(not_arrays[0], Graphs):
             got = "graphs among other things"
             write = "plan(loss, params, graphs, collate=lambda sample: (sample.sched, x[sample.numbers]))"
         raise TypeError(
@@ -144,8 +144,8 @@ def _axes_of(arrays: PyTree, axis: Any) -> tuple[list[int | None], int]:
         tree = jax.tree.broadcast(axis, arrays, is_leaf=lambda x: x is None)
     except ValueError as error:
         raise ValueError(f"plan: axis: got {axis!r}; expected an int, None, or such a prefix of the batch.") from error
-    found = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
-    pairs = [(x, a) for x, a in zip(jax.tree.leaves(arrays), found, strict=True) if a is not None]
+    leaf_axes = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
+    pairs = [(x, a) for x, a in zip(jax.tree.leaves(arrays), leaf_axes, strict=True) if a is not None]
     if any(not isinstance(a, int) or not -len(x.shape) <= a < len(x.shape) for x, a in pairs):
         raise ValueError(
             f"plan: axis: got {axis!r} for arrays of shapes {[x.shape for x, _ in pairs]}; expected the axis of samples of "
@@ -158,7 +158,7 @@ def _axes_of(arrays: PyTree, axis: Any) -> tuple[list[int | None], int]:
             "Write axis=..., with None for an array that all samples share."
         )
     axes = iter([a % len(x.shape) for x, a in pairs])
-    return [None if a is None else next(axes) for a in found], counts.pop()
+    return [None if a is None else next(axes) for a in leaf_axes], counts.pop()
 
 
 class DividedGraphs:
@@ -203,8 +203,8 @@ class DividedGraphs:
         return summed
 
     def structs(self, choice: Choice) -> PyTree:
-        one = _stacked([self._first(choice)], self.collate)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((choice.parts, *x.shape[1:]), x.dtype), one)
+        part = _stacked([self._first(choice)], self.collate)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((choice.parts, *x.shape[1:]), x.dtype), part)
 
     def _first(self, choice: Choice) -> Part:
         if choice not in self._firsts:
@@ -213,13 +213,13 @@ class DividedGraphs:
         return self._firsts[choice]
 
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
-        each, sizes = _dealt(self.whole, parts), np.diff(self.whole.vertex_offsets)
+        by_part, sizes = _dealt(self.whole, parts), np.diff(self.whole.vertex_offsets)
         count = 2
-        while 2 * count <= parts and each[:count].size < _FEW and sizes[each[: 2 * count]].sum() <= _SMALL:
+        while 2 * count <= parts and by_part[:count].size < _FEW and sizes[by_part[: 2 * count]].sum() <= _SMALL:
             count *= 2
-        halves = [each[: count // 2].ravel(), each[count // 2 : count].ravel()]
-        one, two = (_stacked(_scheduled(self.whole, of), self.collate) for of in ([np.concatenate(halves)], halves))
-        return one, two, each[:count].size
+        halves = [by_part[: count // 2].ravel(), by_part[count // 2 : count].ravel()]
+        at_once, in_two = (_stacked(_scheduled(self.whole, of), self.collate) for of in ([np.concatenate(halves)], halves))
+        return at_once, in_two, by_part[:count].size
 
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
         parts = list(_scheduled(batch, list(_dealt(batch, choice.parts)), choice.segments, self._first(choice)[2]))
@@ -238,12 +238,12 @@ def _scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like:
     options = options_of("plan", graphs, Options(fields=fields))
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
     shape = like.shape if like is not None and covers(like.shape, needed) else needed
-    each = [graphs[part] for part in parts]
+    part_graphs = [graphs[part] for part in parts]
     scheds = [Schedule(data, shape) for data in StackScheduler(graphs, options).stack(parts, shape)]
     if segments > 1:
-        known = like.segment_shape if isinstance(like, SegmentedSchedule) else None
-        scheds = in_segments(list(zip(each, scheds, strict=True)), options, segments, known)
-    return zip(parts, each, scheds, strict=True)
+        segment_shape = like.segment_shape if isinstance(like, SegmentedSchedule) else None
+        scheds = in_segments(list(zip(part_graphs, scheds, strict=True)), options, segments, segment_shape)
+    return zip(parts, part_graphs, scheds, strict=True)
 
 
 def _stacked(parts: Iterable[Part], collate: Collate) -> PyTree:

@@ -44,22 +44,22 @@ def compiler_options(budget: int | str | None, least: int = 0, host: bool = Fals
     memory of the host.
     """
     small = least < SMALL if budget == "min" else budget is not None and int(budget) < SMALL
-    found = {"xla_gpu_cublas_fallback": False} if small else {}
-    found |= _FENCES if host and jax.__version_info__ >= (0, 11, 2) else {}
-    return found if Target.here().is_gpu else {}
+    options = {"xla_gpu_cublas_fallback": False} if small else {}
+    options |= _FENCES if host and jax.__version_info__ >= (0, 11, 2) else {}
+    return options if Target.here().is_gpu else {}
 
 
 def seconds_of_step(compiled: Any, shapes: Sequence[Any], times: int = 3) -> float:
     """Returns how long a compiled function runs, for random numbers of these shapes: the fastest of some runs."""
-    found = []
+    seconds = []
     with jax.ensure_compile_time_eval():  # the caller may be tracing
         args = jax.device_put(values([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]))
         jax.block_until_ready(compiled(*args))
         for _ in range(times):
             start = time.perf_counter()
             jax.block_until_ready(compiled(*args))
-            found.append(time.perf_counter() - start)
-    return min(found)
+            seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def values(tree: PyTree) -> PyTree:

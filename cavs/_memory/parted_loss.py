@@ -70,16 +70,16 @@ class PartedLoss:
         eqns = needed(self.before_cut, terms, set())[0]
         if which is None or any(e.effects for e in eqns):
             eqns = alive(self.before_cut, [*outs, *terms])
-        found = self._run(eqns, [*self.params, *self.batch], [*params, *batch], [*outs, *terms])
-        return found[: len(outs)], found[len(outs) :]
+        results = self._run(eqns, [*self.params, *self.batch], [*params, *batch], [*outs, *terms])
+        return results[: len(outs)], results[len(outs) :]
 
     def after(self, params: Arrays, sums: Arrays, totals: Arrays) -> Arrays:
         """Returns the results for the whole batch, from the sums over all parts."""
         outs = [x for x, is_whole in zip(self.outs, self.is_whole, strict=True) if is_whole]
         eqns = alive(self.after_cut, outs, {*self.totals})
-        found = iter(self._run(eqns, [*self.params, *self.totals], [*params, *totals], outs))
+        from_totals = iter(self._run(eqns, [*self.params, *self.totals], [*params, *totals], outs))
         summed = iter(sums)
-        return [next(found) if is_whole else next(summed) for is_whole in self.is_whole]
+        return [next(from_totals) if is_whole else next(summed) for is_whole in self.is_whole]
 
     def weights(self, params: Arrays, sums_of: Callable[[Sequence[int]], Arrays]) -> dict[int, jax.Array]:
         """Returns the derivatives of the loss by the totals that are floats; none if it does not follow from totals.
@@ -91,19 +91,19 @@ class PartedLoss:
         totals, shapes = list(self.totals), [v.aval for v in self.totals]
         floats = [i for i, v in enumerate(totals) if is_float(v)]
 
-        def derivatives(given: Arrays) -> Arrays:
-            def loss(some: Arrays) -> jax.Array:
-                values = dict(enumerate(given)) | dict(zip(floats, some, strict=True))
+        def derivatives(total_values: Arrays) -> Arrays:
+            def loss(float_values: Arrays) -> jax.Array:
+                values = dict(enumerate(total_values)) | dict(zip(floats, float_values, strict=True))
                 return self._run(self._of_loss, [*self.params, *totals], [*params, *values.values()], self.outs[:1])[0]
 
-            return jax.grad(loss)([given[i] for i in floats])
+            return jax.grad(loss)([total_values[i] for i in floats])
 
         traced: Any = jax.make_jaxpr(derivatives)(shapes)
         eqns: list[Eqn] = []
         outs = inlined(opened(traced)[0], {}, eqns, _CALLS)
         read = reads(needed(eqns, outs, set())[0], outs)
-        which = [i for i, v in enumerate(opened(traced)[0].invars) if v in read]
-        known = dict(zip(which, sums_of(which) if which else [], strict=True))
+        positions = [i for i, v in enumerate(opened(traced)[0].invars) if v in read]
+        known = dict(zip(positions, sums_of(positions) if positions else [], strict=True))
         return dict(zip(floats, derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)]), strict=True))
 
     @promoting
@@ -125,7 +125,7 @@ class PartedLoss:
     def _run(self, eqns: Sequence[Eqn], names: Sequence[Var], values: Arrays, outs: Sequence[Atom]) -> Arrays:
         env = dict(zip(names, values, strict=True))
         # Other totals are of what is the same in all parts, such as a number of elements.
-        run_equations(eqns, env, lambda e, of: [of[0] * self.parts] if _is_total(e) else bind(e, of))
+        run_equations(eqns, env, lambda e, operands: [operands[0] * self.parts] if _is_total(e) else bind(e, operands))
         return [value_of(x, env) for x in outs]
 
 
@@ -141,24 +141,24 @@ def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
     totals: dict[Var, Atom] = {}
     before, after = list[Eqn](), list[Eqn]()
     for eqn in eqns:
-        if inside := _totals_in(eqn):
-            raise TypeError(MSG_INSIDE.format(function=function, name=eqn.primitive.name, where=line_of(inside[0])))
+        if nested := _totals_in(eqn):
+            raise TypeError(MSG_INSIDE.format(function=function, name=eqn.primitive.name, where=line_of(nested[0])))
         read = {x for x in eqn.invars if is_var(x)}
         if read & of_whole and (_is_total(eqn) or eqn.effects and read & of_part):
             raise TypeError(MSG_MIXED.format(function=function))
         after += [eqn] if read & of_whole or not eqn.effects else []
         before += [] if read & of_whole else [eqn]
-        made = {*eqn.outvars, *(read if eqn.effects else ())}  # it may write to references
-        of_whole |= made if read & of_whole or _is_total(eqn) and read & of_part else set()
+        written = {*eqn.outvars, *(read if eqn.effects else ())}  # it may write to references
+        of_whole |= written if read & of_whole or _is_total(eqn) and read & of_part else set()
         if not _is_total(eqn):
-            of_part |= made if read & of_part else set()
+            of_part |= written if read & of_part else set()
         elif read & of_part:
             totals[eqn.outvars[0]] = eqn.invars[0]
     if any(x in of_part and x in of_whole for x in outs if is_var(x)):
         raise TypeError(MSG_MIXED.format(function=function))
     is_whole = [is_var(x) and x in of_whole for x in outs]
-    if not is_whole[0] and (wrong := _no_sum(jaxpr, count)):
-        message, eqn = wrong
+    if not is_whole[0] and (reason := _no_sum(jaxpr, count)):
+        message, eqn = reason
         if message is MSG_TERM or function == "sub_batched" and parts > 1:  # `plan` compares the numbers
             raise TypeError(message.format(function=function, where=line_of(eqn)))
     return PartedLoss(jaxpr.invars[:count], jaxpr.invars[count:], before, after, outs, is_whole, totals, parts)
@@ -171,7 +171,7 @@ def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
     """
     eqns: list[Eqn] = []
     todo = inlined(jaxpr, {}, eqns)[:1]
-    of_params, of_part = (depends(eqns, {*given}) for given in (jaxpr.invars[:count], jaxpr.invars[count:]))
+    of_params, of_part = (depends(eqns, {*inputs}) for inputs in (jaxpr.invars[:count], jaxpr.invars[count:]))
     made_by = {v: e for e in eqns for v in e.outvars}
     while todo:
         x = todo.pop()
@@ -179,22 +179,22 @@ def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
         if eqn is None:
             continue
         read = [x for x in eqn.invars if is_var(x)]
-        more, is_sum = [x for x in read if x in of_part], eqn.primitive.name in _SUMS
+        part_operands, is_sum = [x for x in read if x in of_part], eqn.primitive.name in _SUMS
         if is_sum and any(x in of_params and x not in of_part for x in read):
             return MSG_TERM, eqn
-        if eqn.primitive.name == "div" and (len(more) == 2 or _is_mean(eqn, made_by)):
+        if eqn.primitive.name == "div" and (len(part_operands) == 2 or _is_mean(eqn, made_by)):
             return MSG_MEAN, eqn
-        todo += more if is_sum or eqn.primitive.name in _SCALES and len(more) == 1 else []
+        todo += part_operands if is_sum or eqn.primitive.name in _SCALES and len(part_operands) == 1 else []
     return None
 
 
 def _is_mean(eqn: Eqn, made_by: dict[Var, Eqn]) -> bool:
     """Returns whether a quotient is a sum of values, divided by their number."""
-    x, by = eqn.invars
-    made = made_by.get(x) if is_var(x) else None
-    if made is None or made.primitive.name != "reduce_sum" or is_var(by):
+    x, divisor = eqn.invars
+    maker = made_by.get(x) if is_var(x) else None
+    if maker is None or maker.primitive.name != "reduce_sum" or is_var(divisor):
         return False
-    return bool(by.val * eqn.outvars[0].aval.size == made.invars[0].aval.size)
+    return bool(divisor.val * eqn.outvars[0].aval.size == maker.invars[0].aval.size)
 
 
 def _is_total(eqn: Eqn) -> bool:

@@ -96,7 +96,7 @@ def plan(
     check_takes("plan: loss", loss, "params", "batch", write="cavs.memory.plan(loss, params, batch)")
     if collate is not None:
         check_takes("plan: collate", collate, "sample")
-    wanted = bytes_of(budget, "plan")
+    amount = bytes_of(budget, "plan")
     data = divided(batch, collate, axis)
     counts = numbers_of_parts(len(data))
     if parts is not None and parts not in counts:
@@ -105,18 +105,18 @@ def plan(
         raise ValueError(f"plan: segments: got {segments!r}; expected an int >= 1. Write segments=16.")
     ways = names_of(names, "plan", ("keep", "recompute"))
     params = _with_arrays(params)
-    options = compiler_options(wanted, bytes_of_arrays(params))
+    options = compiler_options(amount, bytes_of_arrays(params))
     gradient = BatchGradient(loss, params, data, ways, data.choices(parts, segments), options)
-    found = BatchPlan(gradient, chosen(gradient, wanted), wanted)
-    if wanted is None and (limit := memory_of_gpu()) is not None and found.peak > limit:
+    batch_plan = BatchPlan(gradient, chosen(gradient, amount), amount)
+    if amount is None and (limit := memory_of_gpu()) is not None and batch_plan.peak > limit:
         smaller = gradient.fastest(limit)
-        what = f"this plan does:\n{BatchPlan(gradient, smaller, limit)}" if smaller else "and no plan does."
+        hint = f"this plan does:\n{BatchPlan(gradient, smaller, limit)}" if smaller else "and no plan does."
         warnings.warn(
-            f"plan: the batch needs {text_of(found.peak)}, which does not fit the GPU ({text_of(limit)}); {what}\n"
+            f"plan: the batch needs {text_of(batch_plan.peak)}, which does not fit the GPU ({text_of(limit)}); {hint}\n"
             f"Write budget={limit}.",
             stacklevel=2,
         )
-    return found
+    return batch_plan
 
 
 def load(
@@ -146,9 +146,9 @@ def load(
     """
     with open(path) as file:
         try:
-            found = json.load(file)
-            choice = Choice(found["parts"], found["segments"])
-            names, count, budget = map(found.get, ("names", "samples", "budget"))
+            saved = json.load(file)
+            choice = Choice(saved["parts"], saved["segments"])
+            names, count, budget = map(saved.get, ("names", "samples", "budget"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
@@ -182,21 +182,21 @@ def chosen(batch: BatchGradient, budget: int | str | None, argument: str = "plan
     Raises a `ValueError` if the loss would not be the same in parts.
     """
     if budget is None:
-        found = next(filter(batch.runs, batch.choices), batch.choices[0])
+        choice = next(filter(batch.runs, batch.choices), batch.choices[0])
     else:
-        found = batch.smallest() if isinstance(budget, str) else batch.fastest(budget)
-    if found is None and not batch.sizes:  # no engine that the loss asks for can run it, and its error says why
-        found = batch.choices[0]
-    if found is not None:
-        if found.parts > 1:
-            check_parts(batch, found.parts)
-        return found
+        choice = batch.smallest() if isinstance(budget, str) else batch.fastest(budget)
+    if choice is None and not batch.sizes:  # no engine that the loss asks for can run it, and its error says why
+        choice = batch.choices[0]
+    if choice is not None:
+        if choice.parts > 1:
+            check_parts(batch, choice.parts)
+        return choice
     assert isinstance(budget, int)  # the smallest choice fits any other one
-    least = min(batch.sizes, key=batch.sizes.__getitem__)
-    needed, own = batch.sizes[least], text_of(bytes_of_arrays(batch.params))
+    smallest = min(batch.sizes, key=batch.sizes.__getitem__)
+    needed, size = batch.sizes[smallest], text_of(bytes_of_arrays(batch.params))
     raise BudgetError(
-        f"{argument}: got {text_of(budget)}; expected at least {text_of(needed)}, for {least}. The parameters "
-        f"take {own}, and so do their gradients{batch.data.cause}. Write {argument.split()[-1]}={needed}, or a smaller model."
+        f"{argument}: got {text_of(budget)}; expected at least {text_of(needed)}, for {smallest}. The parameters "
+        f"take {size}, and so do their gradients{batch.data.cause}. Write {argument.split()[-1]}={needed}, or a smaller model."
     )
 
 
@@ -223,9 +223,9 @@ class BatchPlan:
     @property
     def peak(self) -> int:
         """The bytes of temporary memory that XLA allocates for the step. Compiles it, if there was no budget."""
-        found = self._batch.measure(self._choice)
-        assert found is not None, "its engines run it"
-        return found
+        size = self._batch.measure(self._choice)
+        assert size is not None, "its engines run it"
+        return size
 
     def batch(self, batch: Any) -> PyTree:
         """Returns the argument of `loss` for a batch: schedules graphs in parts. Arrays stay as they are.
@@ -248,22 +248,22 @@ class BatchPlan:
         Args:
             run: whether to run the step as well, and to read its peak from the GPU's allocator.
         """
-        most = None
+        allocator = None
         if run:
             compiled, _ = self._batch.compiled(self._choice)
             jax.block_until_ready(compiled(self._batch.params, self.batch(self._batch.data.whole)))
-            most = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+            allocator = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         compiled = self.peak
-        return Verified(self._batch.estimate(self._choice), compiled, most)
+        return Verified(self._batch.estimate(self._choice), compiled, allocator)
 
     def frontier(self) -> list[tuple[int, float, Choice]]:
         """Returns (bytes, relative time, choice) of the plans down to the smallest, the fastest first. Compiles some of them.
 
         The bytes of the others are on a line over 1 / parts through those that were compiled. Times are estimated.
         """
-        batch, last = self._batch, self._batch.smallest()
-        each = [choice for choice in batch.choices if choice.divisor <= last.divisor]
-        return [(batch.sizes.get(choice) or batch.estimate(choice), self._slowdown(choice), choice) for choice in each]
+        batch, smallest = self._batch, self._batch.smallest()
+        choices = [choice for choice in batch.choices if choice.divisor <= smallest.divisor]
+        return [(batch.sizes.get(choice) or batch.estimate(choice), self._slowdown(choice), choice) for choice in choices]
 
     def _slowdown(self, choice: Choice) -> float:
         data = self._batch.data
@@ -271,10 +271,10 @@ class BatchPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
-        found: dict[str, Any] = self._choice._asdict() | {"names": dict(self._batch.names)}
-        found |= {"samples": len(self._batch.data), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
+        record: dict[str, Any] = self._choice._asdict() | {"names": dict(self._batch.names)}
+        record |= {"samples": len(self._batch.data), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
         with open(path, "w") as file:
-            json.dump(found, file, indent=1)
+            json.dump(record, file, indent=1)
 
     def __str__(self) -> str:
         data, budget = self._batch.data, self._budget
@@ -283,8 +283,8 @@ class BatchPlan:
             f"{data.text}, {self._choice}, engine {' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary "
             f"memory, compiled ({limit}), {self.time:.2f} times the time of the fastest plan, modelled"
         )
-        known = sorted(self._batch.sizes, key=data.time)
-        rows = [(str(choice), text_of(self._batch.sizes[choice]), f"{self._slowdown(choice):.2f}") for choice in known]
+        compiled = sorted(self._batch.sizes, key=data.time)
+        rows = [(str(choice), text_of(self._batch.sizes[choice]), f"{self._slowdown(choice):.2f}") for choice in compiled]
         return "\n".join([head, "compiled:", *columns([("plan", "bytes", "time, modelled"), *rows])])
 
     __repr__ = __str__

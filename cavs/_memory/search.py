@@ -66,13 +66,13 @@ def fewest_parts(
     """
     if not isinstance(budget, int):
         return batch, measure(batch)
-    found, known = fewest(measure, (n for n in range(1, batch + 1) if batch % n == 0), budget, MOST_COMPILED + 2)
-    if found is None:
-        least = -(-known[batch] // 1024)
+    parts, sizes = fewest(measure, (n for n in range(1, batch + 1) if batch % n == 0), budget, MOST_COMPILED + 2)
+    if parts is None:
+        least = -(-sizes[batch] // 1024)
         raise BudgetError(
             f"{argument}: got {budget} bytes; expected at least {least}KiB, for {batch} parts, or a smaller model."
         )
-    return found, known[found]
+    return parts, sizes[parts]
 
 
 def fewest(
@@ -89,10 +89,10 @@ def fewest(
     counts, known, best = sorted(counts), dict[int, int](), None
     while len(known) < most or best is None:
         failed = max((n for n, size in known.items() if size > budget), default=0)
-        left = [n for n in counts if n > failed and n not in known and (best is None or n < best)]
-        likely = [n for n in left if estimate(known, n) <= budget * (1 if best is None else _WORTH_TRYING)]
+        untried = [n for n in counts if n > failed and n not in known and (best is None or n < best)]
+        likely = [n for n in untried if estimate(known, n) <= budget * (1 if best is None else _WORTH_TRYING)]
         if best is None and (not likely or len(known) >= most - 1):
-            likely = left[-1:]
+            likely = untried[-1:]
         if not likely:
             break
         size = measure(likely[0])
@@ -138,9 +138,9 @@ class BatchGradient:
 
     def fastest(self, budget: int) -> Choice | None:
         """Returns the fastest choice that fits a budget, as far as it is compiled; `None` if nothing fits."""
-        by = {choice.divisor: choice for choice in self.choices}
-        found, _ = fewest(lambda n: self.measure(by[n]), by, budget)
-        return by.get(found or 0)
+        by_divisor = {choice.divisor: choice for choice in self.choices}
+        divisor, _ = fewest(lambda n: self.measure(by_divisor[n]), by_divisor, budget)
+        return by_divisor.get(divisor or 0)
 
     def smallest(self) -> Choice:
         """Returns the smallest of three choices: the one that divides the batch the most, the one before, and the fastest."""
@@ -196,33 +196,33 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
 
     The samples are those of two of the `parts` of the batch: without a derivative they need about the memory of one part.
     """
-    one, two, count = batch.data.few(parts)
-    found: dict[int, float] = {}
+    at_once, in_two, count = batch.data.few(parts)
+    losses: dict[int, float] = {}
 
     def noting(choice: Choice) -> Callable[[PyTree, PyTree], jax.Array]:
         loss = batch.loss_of(choice)
 
-        def noted(params: PyTree, few: PyTree) -> jax.Array:
-            value = loss(params, few)
-            jax.debug.callback(lambda x: found.update({choice.parts: float(x)}), value)
+        def noted(params: PyTree, samples: PyTree) -> jax.Array:
+            value = loss(params, samples)
+            jax.debug.callback(lambda x: losses.update({choice.parts: float(x)}), value)
             return value
 
         return noted
 
-    def both(params: PyTree, one: PyTree, two: PyTree) -> None:  # XLA computes nothing but the losses
-        batch.program(noting(Choice()))(params, one)
-        batch.program(noting(Choice(2)))(params, two)
+    def both(params: PyTree, at_once: PyTree, in_two: PyTree) -> None:  # XLA computes nothing but the losses
+        batch.program(noting(Choice()))(params, at_once)
+        batch.program(noting(Choice(2)))(params, in_two)
 
     try:
         with jax.default_matmul_precision("highest"):
-            traced, least = jax.jit(both).trace(batch.params, one, two), _LEAST
+            traced, least = jax.jit(both).trace(batch.params, at_once, in_two), _LEAST
     except EngineError:  # its weights fit in less precision alone
-        traced, least = jax.jit(both).trace(batch.params, one, two), _LEAST_ON_GPU
+        traced, least = jax.jit(both).trace(batch.params, at_once, in_two), _LEAST_ON_GPU
     # For what runs once, XLA for CPUs compiles in a third of the time.
     compiled = traced.lower().compile({"xla_backend_optimization_level": "0"} if Target.here().is_cpu else {})
-    jax.block_until_ready(compiled(values(batch.params), one, two))
+    jax.block_until_ready(compiled(values(batch.params), at_once, in_two))
     jax.effects_barrier()
-    whole, in_parts = found[1], found[2]
+    whole, in_parts = losses[1], losses[2]
     made = [v.aval for e in every(cast(Jaxpr, traced.jaxpr.jaxpr).eqns) for v in e.outvars]
     floats = {x.dtype for x in made if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)}
     tolerance = max(least, _ROUNDINGS * max((float(jnp.finfo(dtype).eps) for dtype in floats), default=0.0))

@@ -55,10 +55,10 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
             "that all sub-batches have one shape. Write a batch size that is a multiple of count."
         )
     sizes, levels = np.diff(graphs.vertex_offsets), graphs._facts.levels
-    plain, each = dealt(sizes, count), len(graphs) // count
-    most = _ROWS * sizes[plain].sum(1).max()
-    others = [_by_height(sizes, levels, count, alike) for alike in _ALIKE if each % alike == 0]
-    fitting = [plain, *(parts for parts in others if sizes[parts].sum(1).max() <= most)]
+    plain, per_part = dealt(sizes, count), len(graphs) // count
+    limit = _ROWS * sizes[plain].sum(1).max()
+    alternatives = [_by_height(sizes, levels, count, alike) for alike in _ALIKE if per_part % alike == 0]
+    fitting = [plain, *(parts for parts in alternatives if sizes[parts].sum(1).max() <= limit)]
     return min(fitting, key=lambda parts: count * sizes[parts].sum(1).max() + _LEVEL * levels[parts].max(1).sum())
 
 
@@ -113,9 +113,9 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
         value, aux = loss(params, batch) if has_aux else (loss(params, batch), ())
         if not isinstance(value, jax.Array) or value.shape or not is_float(value):
             got = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
-            more = ", and has_aux=True if the loss returns more" * (function == "sub_batched")
+            hint = ", and has_aux=True if the loss returns more" * (function == "sub_batched")
             raise TypeError(
-                f"{function}: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...){more}."
+                f"{function}: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...){hint}."
             )
         return value, aux
 
@@ -133,12 +133,12 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
             )
         # Inside a `jax.shard_map` that checks types, what the result depends on differs between devices before it is read.
         axes = tuple(sorted(frozenset().union(*map(varying, jax.tree.leaves((params, stacks))))))
-        params, found = jax.tree.map(lambda x: vary(jnp.asarray(x), axes), (params, list(stacks)))
+        params, arrays = jax.tree.map(lambda x: vary(jnp.asarray(x), axes), (params, list(stacks)))
         # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
-        closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(found))
-        without, consts = without_constants(cast(ClosedJaxpr, closed))
-        flat, batches = [*consts, *jax.tree.leaves(params)], list(map(jax.tree.leaves, found))
-        of_part = parted(function, opened(without)[0], len(flat), sum(len(leaves[0]) for leaves in batches))
+        closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(arrays))
+        no_consts, consts = without_constants(cast(ClosedJaxpr, closed))
+        flat, batches = [*consts, *jax.tree.leaves(params)], list(map(jax.tree.leaves, arrays))
+        of_part = parted(function, opened(no_consts)[0], len(flat), sum(len(leaves[0]) for leaves in batches))
         outs = _differentiable(function, of_part)(flat, batches)
         out, aux = jax.tree.unflatten(jax.tree.structure(shapes), outs)
         return (out, aux) if has_aux else out
@@ -159,8 +159,8 @@ def _differentiable(function: str, of_part: "PartedLoss") -> Callable[[Arrays, l
 
         def value_and_grad(batch: Arrays) -> Any:
             def of(by: PyTree) -> tuple[jax.Array, PyTree]:
-                found = of_part.before(*with_differentiated((params, batch), by))
-                return of_part.weighed(*found, weights), found
+                sums_and_terms = of_part.before(*with_differentiated((params, batch), by))
+                return of_part.weighed(*sums_and_terms, weights), sums_and_terms
 
             by = differentiated((params, batch), (in_params, in_batch))
             (_, sums), (by_params, by_batch) = jax.value_and_grad(of, has_aux=True)(by)
@@ -211,5 +211,5 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
         total, stack = barrier((total, stack)) if stacked else (total, stack)
         total, kept = lax.scan(step, total, stack)
         stacked.append(kept)
-    total = jax.tree.map(lambda x, of: x.astype(of.dtype), total, like)
+    total = jax.tree.map(lambda x, struct: x.astype(struct.dtype), total, like)
     return (total, stacked) if each else total

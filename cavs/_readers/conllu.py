@@ -43,15 +43,15 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
     words = read_words(path, lines, label)
     sizes = np.array(words.num_vertices, np.int64)
     starts = np.cumsum(sizes) - sizes
-    local = np.array(words.heads, np.int64)
-    parents = np.where(local > 0, local - 1 + np.repeat(starts, sizes), -1)
+    heads = np.array(words.heads, np.int64)
+    parents = np.where(heads > 0, heads - 1 + np.repeat(starts, sizes), -1)
 
     word_ids, vocab = number_names(words.forms)
     label_ids, label_names = number_names([None if text == "_" else text for text in words.labels])
     num_children, children = children_of_parents(sizes, parents)
-    of = {"label": label_ids, "label_names": label_names, "input_id": word_ids, "vocab": vocab}
+    fields = {"label": label_ids, "label_names": label_names, "input_id": word_ids, "vocab": vocab}
     try:
-        return Graphs.build(sizes, num_children, children, **of)
+        return Graphs.build(sizes, num_children, children, **fields)
     except CycleError as error:
         i = words.line[int(starts[error.graph]) + error.vertex]
         expected = f"heads that lead to a root (HEAD 0); word {error.vertex + 1} depends on itself"

@@ -85,7 +85,7 @@ def read_edges(path: Path) -> Graphs:
         convert = rows_of if all(type(value) is int for (value,) in parts) else targets_of
         expected = "'label' to be a finite number, or lists of numbers of one shape, in all lines"
         fields["graph_label"] = _joined(lines, parts, convert, expected)
-    if parts := _column(lines, "edge_attr", [sum(map(len, own)) for own in rows], "edge"):
+    if parts := _column(lines, "edge_attr", [sum(map(len, kids)) for kids in rows], "edge"):
         in_order = [_by_parent(line.graph, values) for line, values in zip(lines, parts, strict=True)]
         fields["edge_attr"] = _joined(lines, in_order, rows_of, _ROWS.format("edge_attr"))
     features = {}
@@ -101,7 +101,7 @@ def read_edges(path: Path) -> Graphs:
             expected = f"{key!r} to be only int or str in all lines (integers >= 0, < 2**31){', or null' * optional}, not {{}}"
             expected += "; numbers to predict have a decimal point, such as -1.0" * (key == "labels")
             fields[ids], fields[names] = _joined(lines, parts, functools.partial(ids_of, optional=optional), expected)
-    children = [child for own in chain.from_iterable(rows) for child in own]
+    children = [child for kids in chain.from_iterable(rows) for child in kids]
     try:
         return Graphs.build(sizes, list(map(len, chain.from_iterable(rows))), children, **fields)
     except CycleError as error:
@@ -121,7 +121,7 @@ class _Line(NamedTuple):
         return format_error(self.path, self.number, self.text, expected)
 
 
-def _column(lines: Sequence[_Line], key: str, counts: Sequence[int], one: str) -> list[list[Any]]:
+def _column(lines: Sequence[_Line], key: str, counts: Sequence[int], noun: str) -> list[list[Any]]:
     """Returns the values of a key on each line; an empty list if no line has it.
 
     Raises `FormatError` if some lines lack the key, or the values of a line are not as many as its number in `counts`.
@@ -134,7 +134,7 @@ def _column(lines: Sequence[_Line], key: str, counts: Sequence[int], one: str) -
         return []
     for line, part, count in zip(lines, parts, counts, strict=True):
         if type(part) is not list or len(part) != count:
-            raise line.error(f"{key!r} to be a list of {counted(count, 'value')}, one per {one}")
+            raise line.error(f"{key!r} to be a list of {counted(count, 'value')}, one per {noun}")
     return parts
 
 
@@ -206,11 +206,11 @@ def _load(path: Path, number: int, text: str) -> _Line:
     line = _Line(path, number, text, {})
 
     def unique(pairs: list[tuple[str, Any]]) -> JSONObject:
-        found = dict(pairs)
-        if len(found) < len(pairs):  # JSON would keep the last of equal keys
-            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-            raise line.error(f"each key once, not {twice[:40]!r} again")
-        return found
+        members = dict(pairs)
+        if len(members) < len(pairs):  # JSON would keep the last of equal keys
+            repeated = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            raise line.error(f"each key once, not {repeated[:40]!r} again")
+        return members
 
     try:
         graph = json.loads(text, object_pairs_hook=unique)
@@ -250,10 +250,10 @@ def _children(line: _Line) -> list[list[int]]:
         raise line.error(f"vertex numbers from 0 to {n - 1}")
     if key == "children":
         return rows
-    out: list[list[int]] = [[] for _ in range(n)]
+    children: list[list[int]] = [[] for _ in range(n)]
     for parent, child in rows:
-        out[parent].append(child)
-    return out
+        children[parent].append(child)
+    return children
 
 
 def _num_vertices(line: _Line) -> int:

@@ -32,7 +32,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     Raises `OSError` if the file cannot be written, or there is something else than a regular file, such as a folder or a
     device.
     """
-    given, path = path, target_of(path)
+    original, path = path, target_of(path)
     folder, name = os.path.split(path)
     # The name is unique, because two processes may write the same file at once.
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
@@ -47,7 +47,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         _sync_folder(folder or os.curdir)
     except OSError as error:
         if error.filename == temporary:
-            error.filename = os.fspath(given)
+            error.filename = os.fspath(original)
         raise
     finally:
         with contextlib.suppress(OSError):

@@ -43,12 +43,12 @@ def targets_of(values: Sequence[Any]) -> np.ndarray:
 
     Raises `ValueError` if the values are not numbers, or nested lists, of one shape, or one of them is infinite.
     """
-    given = [i for i, value in enumerate(values) if value is not None]
-    array = _numbers([values[i] for i in given], missing=np.nan)
+    present = [i for i, value in enumerate(values) if value is not None]
+    array = _numbers([values[i] for i in present], missing=np.nan)
     if np.isinf(array).any():
         raise ValueError("an infinite number")
     out = np.full((len(values), *array.shape[1:]), np.nan)
-    out[given] = array
+    out[present] = array
     return out
 
 
@@ -85,8 +85,8 @@ def as_values(array: np.ndarray) -> list[Any]:
     if array.dtype.kind != "f":
         return array.tolist()
     missing, axes = np.isnan(array), tuple(range(1, array.ndim))
-    gone: Any = (missing.all(axes) & missing.any(axes)).tolist()  # not a row without numbers
-    return [None if lost else row for lost, row in zip(gone, np.where(missing, _NONE, array).tolist(), strict=True)]
+    none_rows: Any = (missing.all(axes) & missing.any(axes)).tolist()  # not a row without numbers
+    return [None if is_none else row for is_none, row in zip(none_rows, np.where(missing, _NONE, array).tolist(), strict=True)]
 
 
 def check_finite(rows: np.ndarray, name: str, or_nan: bool = False) -> None:

@@ -14,22 +14,22 @@ def leaves_by_name(x: Any, name: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(x, dict):
         yield name, x
         return
-    for key, own in x.items():
+    for key, subtree in x.items():
         if not isinstance(key, str) or "/" in key or not key:
             raise TypeError(f"got a dict with the key {key!r:.40}; expected names without '/'")
-        yield from leaves_by_name(own, f"{name}/{key}")
+        yield from leaves_by_name(subtree, f"{name}/{key}")
 
 
 def arrays_by_name(x: PyTree, function: str) -> dict[str, np.ndarray]:
     """Returns the arrays of `Graphs.x` by name, none for `None`. Raises a `TypeError` for other containers than dicts."""
     try:
-        found = {} if x is None else dict(leaves_by_name(x, "x"))
-        for leaf in found.values():
+        arrays = {} if x is None else dict(leaves_by_name(x, "x"))
+        for leaf in arrays.values():
             if not isinstance(leaf, np.ndarray):
                 raise TypeError(f"got a {type(leaf).__name__}; expected an array, or dicts of arrays")
     except TypeError as error:
         raise TypeError(f"{function}: x: {error}.") from error
-    return found
+    return arrays
 
 
 def nested(arrays: dict[str, Any], separator: str = "/") -> dict[str, Any]:
@@ -37,14 +37,14 @@ def nested(arrays: dict[str, Any], separator: str = "/") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, array in arrays.items():
         *path, last = name.split(separator)
-        own = out
+        parent = out
         for key in path:
-            own = own.setdefault(key, {})
-            if not isinstance(own, dict):
+            parent = parent.setdefault(key, {})
+            if not isinstance(parent, dict):
                 break
-        if not isinstance(own, dict) or last in own:
+        if not isinstance(parent, dict) or last in parent:
             raise ValueError(f"{name}: got an array beside one whose name begins with it; expected either")
-        own[last] = array
+        parent[last] = array
     return out
 
 

@@ -89,10 +89,10 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
             flip-flop, a subcircuit or a cycle. The message names the line.
         ValueError: a path has another suffix.
     """
-    given: Any = path
-    paths: list[Path] = [given] if isinstance(path, str | os.PathLike) or hasattr(path, "read") else list(given)
+    source: Any = path
+    paths: list[Path] = [source] if isinstance(path, str | os.PathLike) or hasattr(path, "read") else list(source)
     netlists = list(map(_read, paths))
-    any_bench = any(bare_suffix(one) == ".bench" for one in paths)
+    any_bench = any(bare_suffix(file) == ".bench" for file in paths)
     kind_index = {kind: i for i, kind in enumerate(_BENCH_KINDS if any_bench else _BENCH_KINDS[:1])}
     kinds = [kind_index.setdefault(kind, len(kind_index)) for netlist in netlists for kind in netlist.kinds]
     num_children = [len(fan_in) for netlist in netlists for fan_in in netlist.fan_in]
@@ -288,8 +288,8 @@ def simulate_netlist(netlists: Graphs, seed: int = 0) -> np.ndarray:
     check_graphs(netlists, "simulate_netlist(netlists)")
     if netlists.kind is None or netlists.kind_names is None:
         raise ValueError(MSG_KINDS.format("without named kinds"))
-    if other := [name for name in netlists.kind_names if name not in _GATES and not name.startswith("names:")]:
-        raise ValueError(MSG_KINDS.format(f"of kind {other[0]!r}"))
+    if unknown := [name for name in netlists.kind_names if name not in _GATES and not name.startswith("names:")]:
+        raise ValueError(MSG_KINDS.format(f"of kind {unknown[0]!r}"))
     values = np.zeros((netlists.num_vertices, WORDS), np.uint64)
     fan_in, child = np.diff(netlists.child_offsets), netlists._edges[1]
     rng = np.random.default_rng(seed)

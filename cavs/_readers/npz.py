@@ -64,10 +64,10 @@ def stored_arrays(file: IO[bytes], most: int | None = None) -> dict[str, np.ndar
     if size > (length if most is None else most):
         raise ValueError(f"{length} bytes that decompress to {size}")
     file.seek(0)
-    with np.load(file, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
-    if others := [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]:  # bytes
-        raise ValueError(f"its member {others[0]!r} is not an array")
+    with np.load(file, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    if not_arrays := [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]:  # bytes
+        raise ValueError(f"its member {not_arrays[0]!r} is not an array")
     return arrays
 
 
@@ -102,9 +102,9 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
             arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
             arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
     arrays |= arrays_by_name(graphs.x, "save_npz")
-    if others := [name for name, x in arrays.items() if x.dtype.kind == "V" or x.dtype.isbuiltin == 2]:
+    if refused := [name for name, x in arrays.items() if x.dtype.kind == "V" or x.dtype.isbuiltin == 2]:
         raise ValueError(
-            f"save_npz: {others[0]}: got dtype {arrays[others[0]].dtype}, which NumPy's files do not store; expected one of "
+            f"save_npz: {refused[0]}: got dtype {arrays[refused[0]].dtype}, which NumPy's files do not store; expected one of "
             "NumPy's own. Write graphs.replace(...) with rows.astype(np.float32)."
         )
     file = io.BytesIO()

@@ -28,7 +28,7 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 def printable(text: str) -> str:
     """Escapes control characters in a label or word from a file, as `\\x1b`, to print it on a terminal or in a table."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class FormatError(ValueError):
@@ -45,8 +45,8 @@ def format_error(path: Path, line: int | None, got: str | bytes | Exception, exp
         # Cut before decoding, which would copy a large file.
         got = got[:300].decode("utf-8", "backslashreplace")
     text = repr(got if len(got) <= 60 else got[:57] + "...")
-    where = os.fspath(path) if line is None else f"{os.fspath(path)}, line {line}"
-    return FormatError(f"{where}: got {text}; expected {expected}.")
+    place = os.fspath(path) if line is None else f"{os.fspath(path)}, line {line}"
+    return FormatError(f"{place}: got {text}; expected {expected}.")
 
 
 def bare_suffix(path: Path) -> str:
@@ -106,8 +106,8 @@ def utf8_of_lines(reader: str, lines: Iterable[str]) -> tuple[str, bytes]:
         TypeError: `lines` is not an iterable of strings. The message names `reader`.
         FormatError: a line cannot be encoded as UTF-8.
     """
-    own = getattr(lines, "name", None)
-    name, parts = own if isinstance(own, str) else "lines", []
+    file_name = getattr(lines, "name", None)
+    name, parts = file_name if isinstance(file_name, str) else "lines", []
     expected = "expected a path, a file opened as text, or lines of type str"
     if not isinstance(lines, Iterable):
         raise TypeError(f"{reader}: source: got {type(lines).__name__}; {expected}.")

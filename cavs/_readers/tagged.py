@@ -41,15 +41,15 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
     if suffix == ".conllu":
         if column not in (None, *LABEL_COLUMNS):
             raise ValueError(f"column: got {column!r}; expected one of {', '.join(LABEL_COLUMNS)} for {path}.")
-        found = read_words(path, read_lines(path), column or "upos", parsed=False)
-        tags = [None if label == "_" else label for label in found.labels]
-        return _chains(path, found.num_vertices, found.forms, tags)
+        words = read_words(path, read_lines(path), column or "upos", parsed=False)
+        tags = [None if label == "_" else label for label in words.labels]
+        return _chains(path, words.num_vertices, words.forms, tags)
     lines = read_lines(path)
     rows = list(map(words_in, lines))
-    some = [cells for cells in rows if cells]
+    nonempty = [cells for cells in rows if cells]
     if suffix in COLUMN_SUFFIXES or _is_columns(lines, rows):
         return _columns(path, lines, rows, column)
-    if some and (any if labelled else all)("|" in cell[1:] for cell in some[0]):
+    if nonempty and (any if labelled else all)("|" in cell[1:] for cell in nonempty[0]):
         if column is not None:
             raise ValueError(f"column: got {column!r}, but {path} contains word|TAG, not columns. Omit it.")
         return _piped(path, lines, rows)
@@ -61,7 +61,7 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
             "word|TAG, one sentence per line"
         )
         raise format_error(path, number, "" if number is None else lines[number - 1], expected)
-    return _chains(path, list(map(len, some)), [word for cells in some for word in cells], None)
+    return _chains(path, list(map(len, nonempty)), [word for cells in nonempty for word in cells], None)
 
 
 def _is_word(cells: list[str]) -> bool:
@@ -70,11 +70,11 @@ def _is_word(cells: list[str]) -> bool:
 
 def _without_comments(lines: list[str], rows: list[list[str]]) -> list[list[str]]:
     """The cells of each line, `-DOCSTART-` for a comment: `# ...` with other cells than the other lines. `#` may be a word."""
-    others = [(line, cells) for line, cells in zip(lines, rows, strict=True) if _is_word(cells) and not line.startswith("# ")]
-    counts, tabs = {len(cells) for _, cells in others}, any("\t" in line for line, _ in others)
+    content = [(line, cells) for line, cells in zip(lines, rows, strict=True) if _is_word(cells) and not line.startswith("# ")]
+    counts, tabs = {len(cells) for _, cells in content}, any("\t" in line for line, _ in content)
 
     def is_comment(line: str, cells: list[str]) -> bool:
-        return bool(others) and line.startswith("# ") and (len(cells) not in counts or "\t" in line and not tabs)
+        return bool(content) and line.startswith("# ") and (len(cells) not in counts or "\t" in line and not tabs)
 
     return [["-DOCSTART-"] if is_comment(line, cells) else cells for line, cells in zip(lines, rows, strict=True)]
 
@@ -91,7 +91,7 @@ def _is_columns(lines: list[str], rows: list[list[str]]) -> bool:
 def _columns(path: Path, lines: list[str], rows: list[list[str]], column: str | None) -> Graphs:
     if column is not None and not (column.isascii() and column.isdigit() and int(column) >= 2):
         raise ValueError(f"column: got {column!r}; expected a number >= 2: in {path} column 1 contains the words.")
-    at = None if column is None else int(column) - 1
+    index = None if column is None else int(column) - 1
     # At the end of a line, a tab separates a word from its empty label, or follows other cells by mistake.
     words_and_lines = ((cells, line) for cells, line in zip(rows, lines, strict=True) if _is_word(cells))
     if all("\t" in (line if len(cells) == 1 else line.strip(ASCII_SPACE)) for cells, line in words_and_lines):
@@ -102,11 +102,11 @@ def _columns(path: Path, lines: list[str], rows: list[list[str]], column: str | 
     ends = [0]
     for number, cells in enumerate([*rows, []], 1):
         if _is_word(cells):
-            if len(cells) < (2 if at is None else at + 1) or not cells[0]:
-                expected = "a word and its label" if at is None else f"at least {at + 1} cells"
+            if len(cells) < (2 if index is None else index + 1) or not cells[0]:
+                expected = "a word and its label" if index is None else f"at least {index + 1} cells"
                 raise format_error(path, number, lines[number - 1], expected)
             words.append(cells[0])
-            tags.append(cells[-1 if at is None else at] or None)
+            tags.append(cells[-1 if index is None else index] or None)
         elif len(words) > ends[-1]:
             ends.append(len(words))
     return _chains(path, np.diff(ends).tolist(), words, tags)
@@ -118,8 +118,8 @@ def _piped(path: Path, lines: list[str], rows: list[list[str]]) -> Graphs:
         if bad is not None:
             raise format_error(path, number, bad, "word|TAG")
     parts = [cell.rsplit("|", 2) for row in rows for cell in row]
-    three = all(len(p) == 3 and p[0] for p in parts)
-    words = ["|".join(p[: 1 if three else -1]) for p in parts]
+    has_pos = all(len(p) == 3 and p[0] for p in parts)
+    words = ["|".join(p[: 1 if has_pos else -1]) for p in parts]
     return _chains(path, [len(row) for row in rows if row], words, [p[-1] for p in parts])
 
 

@@ -40,12 +40,12 @@ def read_text(path: Path | Sequence[str]) -> Graphs:
     Raises:
         FormatError: the text has no words or is not UTF-8, or its name ends like that of a file of graphs.
     """
-    given = isinstance(path, str | os.PathLike)
-    if given and bare_suffix(path) in BY_SUFFIX.keys() - {".txt"}:
+    is_path = isinstance(path, str | os.PathLike)
+    if is_path and bare_suffix(path) in BY_SUFFIX.keys() - {".txt"}:
         raise format_error(path, None, bare_suffix(path), "a text, one sentence per line; files of this name hold graphs")
-    sentences = [words for line in (read_lines(path) if given else path) if (words := line.split())]
+    sentences = [words for line in (read_lines(path) if is_path else path) if (words := line.split())]
     if not sentences:
-        raise format_error(path if given else "lines", None, "", "words, one sentence per line")
+        raise format_error(path if is_path else "lines", None, "", "words, one sentence per line")
     return chains_of(sentences)
 
 

@@ -87,8 +87,8 @@ def _parse(path: Path, data: bytes) -> Graphs:
     inside = ~(opening | closing | (characters == ord(" ")) | ((characters >= 9) & (characters <= 13)))
     starts = inside.copy()
     starts[1:] &= ~inside[:-1]
-    at = np.flatnonzero(opening | closing | starts)
-    opening, closing = opening[at], closing[at]
+    positions = np.flatnonzero(opening | closing | starts)
+    opening, closing = opening[positions], closing[positions]
     atom = ~(opening | closing)
     label = atom & _after(opening)
     word = atom & _after(label)
@@ -96,9 +96,9 @@ def _parse(path: Path, data: bytes) -> Graphs:
     depth = opened - closed
     if broken := _broken_rule(opening, closing, label, word, depth):
         token, shown, expected = broken
-        start = int(at[shown])
+        start = int(positions[shown])
         got = data[start : start + 300].split(b"\n")[0].rstrip()
-        raise format_error(path, line_at(data, int(at[token])), got, expected)
+        raise format_error(path, line_at(data, int(positions[token])), got, expected)
 
     # Opening brackets are vertices in pre-order, closing ones are vertices in post-order. Among the brackets of one depth,
     # the k-th opening bracket matches the k-th closing bracket.

@@ -52,8 +52,8 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
     for number, line in _lines(path):
         word, _, rest = line.partition(b" ")
         name = word.decode("utf-8", "replace")
-        at, others = exact.get(name), lower.get(name, ())
-        wanted = at is not None or bool(others)
+        exact_row, lower_rows = exact.get(name), lower.get(name, ())
+        wanted = exact_row is not None or bool(lower_rows)
         # The counts may be a word of the file, too.
         counts = number == 1 and len(pair := line.split()) == 2 and (not wanted or all(map(bytes.isdigit, pair)))
         if counts or rows is not None and not wanted:
@@ -70,9 +70,9 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
         if rows is None or vector.size != rows.shape[1] or not np.isfinite(vector).all():
             size = "" if rows is None else f"{rows.shape[1]} "
             raise format_error(path, number, line, f"a word and then {size}finite values")
-        if at is not None:
-            rows[at], found[at] = vector, 2
-        for i in others:
+        if exact_row is not None:
+            rows[exact_row], found[exact_row] = vector, 2
+        for i in lower_rows:
             if not found[i]:
                 rows[i], found[i] = vector, 1
     if rows is None:
@@ -83,7 +83,7 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields the lines of a file, and their numbers."""
     try:
-        with open_file(path) as whole, gzip.open(whole) if os.fspath(path).lower().endswith(".gz") else whole as file:
+        with open_file(path) as raw, gzip.open(raw) if os.fspath(path).lower().endswith(".gz") else raw as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
                 if len(line) == LONGEST:
                     raise format_error(path, number, line, f"a word and then its values in less than {LONGEST} bytes")

@@ -150,25 +150,25 @@ class Plan:
 
     def rows(self) -> list[Row]:
         """Returns the kept values, the largest first."""
-        found: Counter[Row] = Counter()
+        counts: Counter[Row] = Counter()
         kept = self._point.kept
-        made = {v: e for e in kept.graph.forward for v in e.outvars}
-        inside = [(region, v) for region in self._point.regions.values() if region.name for v in region.kept.keep]
+        makers = {v: e for e in kept.graph.forward for v in e.outvars}
+        step_values = [(region, v) for region in self._point.regions.values() if region.name for v in region.kept.keep]
         for v in kept.keep:
-            if made[v].primitive.name == "scan" and (step := self._in_a_step(v, inside)):
-                inside.remove(step)
-                found[self._row(*step)] += 1
+            if makers[v].primitive.name == "scan" and (step := self._in_a_step(v, step_values)):
+                step_values.remove(step)
+                counts[self._row(*step)] += 1
             else:
-                found[self._row(self._point.regions[""], v)] += 1
-        return sorted((row._replace(count=n, bytes=n * row.bytes) for row, n in found.items()), key=lambda row: -row.bytes)
+                counts[self._row(self._point.regions[""], v)] += 1
+        return sorted((row._replace(count=n, bytes=n * row.bytes) for row, n in counts.items()), key=lambda row: -row.bytes)
 
     @staticmethod
-    def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
+    def _in_a_step(stacked: Var, step_values: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
         """Returns the values that a step of a loop keeps, as rows of `stacked`."""
-        for region, v in inside:
-            one = region.kept.as_kept(v).aval
-            n = len(stacked.aval.shape) - len(one.shape)
-            if n > 0 and stacked.aval.shape[n:] == one.shape and stacked.aval.dtype == one.dtype:
+        for region, v in step_values:
+            aval = region.kept.as_kept(v).aval
+            n = len(stacked.aval.shape) - len(aval.shape)
+            if n > 0 and stacked.aval.shape[n:] == aval.shape and stacked.aval.dtype == aval.dtype:
                 if math.prod(stacked.aval.shape[:n]) == region.times:
                     return region, v
         return None
@@ -183,13 +183,13 @@ class Plan:
 
     def repeated(self) -> list[tuple[str, float, str]]:
         """Returns the products that run twice: name, FLOPs, line."""
-        found = []
+        products = []
         for region in self._point.regions.values():
             graph = region.kept.graph
             for k in region.kept.repeated:
                 eqn = graph.forward[graph.costly[k]]
-                found.append((eqn.primitive.name, region.times * flops_of(eqn), source_line(eqn) or ""))
-        return sorted(found, key=lambda x: -x[1])
+                products.append((eqn.primitive.name, region.times * flops_of(eqn), source_line(eqn) or ""))
+        return sorted(products, key=lambda x: -x[1])
 
     def __str__(self) -> str:
         # A saving is printed if both of its numbers were compiled: no model of XLA is good enough for it.
@@ -202,8 +202,8 @@ class Plan:
         cheap = Counter(e.primitive.name for r in self._point.regions.values() for e in r.kept.again)
         lines += ["computed again: " + (", ".join(f"{n} {name}" for name, n in cheap.most_common()) or "nothing")]
         if self.flops:
-            same = Counter((name, f"{flops:.3g}", _short(line)) for name, flops, line in self.repeated())
-            rows = [(str(n), flops, name, line) for (name, flops, line), n in same.items()]
+            counts = Counter((name, f"{flops:.3g}", _short(line)) for name, flops, line in self.repeated())
+            rows = [(str(n), flops, name, line) for (name, flops, line), n in counts.items()]
             head = ("", "FLOPs each", "product", "line")
             lines += [f"products run twice, {self.flops:.3g} FLOPs:", *columns([head, *rows])]
         return "\n".join(lines)
@@ -258,8 +258,8 @@ class Recomputed(Generic[R]):
                 f"{self._name} (recompute): argnums: got {argnums!r} with {counted(len(args), 'positional argument')}; "
                 "expected their numbers, from 0 on. Write plan(x, y, argnums=1), for instance."
             )
-        wanted, static = _places(given, args), _places(self._static, args)
-        marks = [i in wanted for i, arg in enumerate(args) if i not in static for _ in jax.tree.leaves(arg)]
+        differentiated, static = _places(given, args), _places(self._static, args)
+        marks = [i in differentiated for i, arg in enumerate(args) if i not in static for _ in jax.tree.leaves(arg)]
         places = enumerate(closed.jaxpr.invars[len(consts) :])
         diff = [len(consts) + i for i, v in places if i < len(marks) and marks[i] and is_float(v)]
         search = self._search(closed, diff)
@@ -285,9 +285,9 @@ class Recomputed(Generic[R]):
         flat, tree = jax.tree.flatten((dynamic, kwargs))
 
         def function(*leaves: Any) -> Any:
-            given, named = jax.tree.unflatten(tree, leaves)
-            values = iter(given)
-            return self._fn(*(x if i in static else next(values) for i, x in enumerate(args)), **named)
+            positional, keywords = jax.tree.unflatten(tree, leaves)
+            values = iter(positional)
+            return self._fn(*(x if i in static else next(values) for i, x in enumerate(args)), **keywords)
 
         for x in flat:
             if not isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic | bool | int | float | complex):
@@ -339,23 +339,23 @@ def _read(path: str | os.PathLike[str] | None) -> Any:
         return None
     with open(path) as file:
         try:
-            found = json.load(file)
+            saved = json.load(file)
         except ValueError:
-            found = None
-    if not isinstance(found, dict) or not found.keys() >= {"regions", "chunks"}:
+            saved = None
+    if not isinstance(saved, dict) or not saved.keys() >= {"regions", "chunks"}:
         raise ValueError(
             f"recompute: plan: got {path}; expected a file that Plan.save wrote. Write recompute(fn).plan(...).save(path)."
         )
-    return found
+    return saved
 
 
 def _too_small(name: str, budget: int, search: ParetoSearch) -> str:
-    least = search.smallest()
-    largest = Plan(name, search, least).rows()[:3]
+    smallest = search.smallest()
+    largest = Plan(name, search, smallest).rows()[:3]
     terms = (
         "; ".join(f"{row.what} {row.shape}: {text_of(row.bytes)}" for row in largest) or "values of one stretch of the backward"
     )
-    floor = search.measure(least)
+    floor = search.measure(smallest)
     return (
         f"recompute of {name}: budget: got {text_of(budget)}; expected at least {text_of(floor)}, with everything run again "
         f"that can be. Largest of what remains: {terms}. Write budget={floor}, or 'min', or make the batch smaller."

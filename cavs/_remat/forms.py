@@ -42,15 +42,15 @@ def bits_of(mask: Var) -> Form | None:
 def _equations(fn: Callable[[jax.Array], jax.Array], x: Var) -> list[Eqn]:
     """Returns the equations of a function of `x`. The last one computes its result."""
     traced: Any = jax.make_jaxpr(fn)(type_of(x))
-    jaxpr, found = opened(traced)[0], list[Eqn]()
-    inlined(jaxpr, {jaxpr.invars[0]: x}, found)
-    return found
+    jaxpr, eqns = opened(traced)[0], list[Eqn]()
+    inlined(jaxpr, {jaxpr.invars[0]: x}, eqns)
+    return eqns
 
 
 def _packed(mask: jax.Array, axis: int) -> jax.Array:
     """Returns what `jnp.packbits` does, which would add up integers of four bytes."""
-    rest, shape = -mask.shape[axis] % 8, mask.shape
-    mask = jnp.pad(mask, [(0, rest * (i == axis)) for i in range(mask.ndim)])
+    padding, shape = -mask.shape[axis] % 8, mask.shape
+    mask = jnp.pad(mask, [(0, padding * (i == axis)) for i in range(mask.ndim)])
     rows = mask.reshape(*shape[:axis], -1, 8, *shape[axis + 1 :]).astype(jnp.uint8)
     shift = jnp.arange(7, -1, -1, dtype=jnp.uint8).reshape(8, *[1] * (mask.ndim - axis - 1))
     return lax.reduce(rows << shift, np.uint8(0), lax.bitwise_or, [axis + 1])
@@ -71,8 +71,8 @@ def _packed_axis(v: Var) -> int | None:
     if getattr(v.aval, "dtype", None) != jnp.bool_ or not shape:
         return None
     divided: Any = getattr(getattr(v.aval, "sharding", None), "spec", None) or [None] * len(shape)
-    whole = [i for i in reversed(range(len(shape))) if divided[i] is None]
-    axis = min(whole, key=lambda i: _packed_bytes(v, i), default=None)
+    undivided = [i for i in reversed(range(len(shape))) if divided[i] is None]
+    axis = min(undivided, key=lambda i: _packed_bytes(v, i), default=None)
     return axis if axis is not None and _packed_bytes(v, axis) < bytes_of_var(v) else None
 
 
@@ -87,22 +87,22 @@ def compared_by_result(eqns: Sequence[Eqn]) -> list[Eqn]:
     The product after a ReLU keeps what it reads, so its mask follows from that, and costs nothing.
     """
     rectified = {x: e for e in eqns if (x := _rectified(e)) is not None}
-    found: dict[int, Eqn] = {}
+    ordered: dict[int, Eqn] = {}
     for e in eqns:
         compared = [x for x in e.invars[:1] if e.primitive.name == "gt" and is_var(x) and _is_zero(e.invars[1])]
         for relu in (rectified[x] for x in compared if x in rectified):
-            found[id(relu)] = relu  # before the comparison
+            ordered[id(relu)] = relu  # before the comparison
             e = e.replace(invars=[relu.outvars[0], e.invars[1]])
-        found[id(e)] = e
-    return list(found.values())
+        ordered[id(e)] = e
+    return list(ordered.values())
 
 
 def _rectified(eqn: Eqn) -> Var | None:
     """Returns `x` if an equation computes `max(x, 0)`."""
     if eqn.primitive.name == "custom_jvp_call":
-        body, inside = body_of(eqn)[0], list[Eqn]()
-        inlined(body, {}, inside)
-        x = _rectified(inside[0]) if len(inside) == 1 else None
+        body, eqns = body_of(eqn)[0], list[Eqn]()
+        inlined(body, {}, eqns)
+        x = _rectified(eqns[0]) if len(eqns) == 1 else None
         return cast(Var, eqn.invars[body.invars.index(x)]) if x in body.invars and is_var(eqn.invars[0]) else None
     is_limited = eqn.primitive.name == "max" and any(map(_is_zero, eqn.invars))
     return next(filter(is_var, eqn.invars), None) if is_limited else None
@@ -126,9 +126,9 @@ def longest_kept(forward: Sequence[Eqn], keep: Collection[Var], share: float, ti
     The backward needs these last. `times`: steps of a loop that keep them.
     """
     places = {v: i for i, e in enumerate(forward) for v in e.outvars}
-    left, found = share * sum(map(bytes_of_var, keep)), list[Var]()
+    remaining, chosen = share * sum(map(bytes_of_var, keep)), list[Var]()
     for v in sorted((v for v in keep if times * bytes_of_var(v) >= _LEAST), key=lambda v: places.get(v, -1)):
-        if left > 0:
-            found.append(v)
-            left -= bytes_of_var(v)
-    return frozenset(found)
+        if remaining > 0:
+            chosen.append(v)
+            remaining -= bytes_of_var(v)
+    return frozenset(chosen)

@@ -44,10 +44,10 @@ class Graph(Derivative):
         cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names, refusal: str | None
     ) -> "Graph":
         """Traces a flat function and its derivative. `stored` are places of arguments, `refusal` as in `Derivative`."""
-        found = derivative(function, avals, diff)
-        traced: dict[str, Any] = vars(found) | {"forward": compared_by_result(found.forward)}
-        traced["refusal"] = found.refusal or refusal
-        return cls(**traced, diff=list(diff), stored=[found.invars[i] for i in stored], names=names)
+        derived = derivative(function, avals, diff)
+        traced: dict[str, Any] = vars(derived) | {"forward": compared_by_result(derived.forward)}
+        traced["refusal"] = derived.refusal or refusal
+        return cls(**traced, diff=list(diff), stored=[derived.invars[i] for i in stored], names=names)
 
     @cached_property
     def costly(self) -> list[int]:
@@ -70,25 +70,25 @@ class Graph(Derivative):
 
     def needed(self, wanted: Iterable[Atom], have: Collection[Var]) -> tuple[list[Eqn], list[Var]]:
         """Returns the equations of the forward that compute `wanted` from the values `have`, and which of these they read."""
-        todo, found, used = list(filter(is_var, wanted)), set[int](), dict[Var, None]()
+        todo, positions, used = list(filter(is_var, wanted)), set[int](), dict[Var, None]()
         while todo:
             v = todo.pop()
             if v in have:
                 used[v] = None
-            elif (i := self._makers.get(v)) is not None and i not in found:
-                found.add(i)
+            elif (i := self._makers.get(v)) is not None and i not in positions:
+                positions.add(i)
                 todo += filter(is_var, self.forward[i].invars)
-        return [self.forward[i] for i in sorted(found)], list(used)
+        return [self.forward[i] for i in sorted(positions)], list(used)
 
     @cached_property
     def stretches(self) -> list[list[Eqn]]:
         """The backward, cut after each product."""
-        found: list[list[Eqn]] = [[]]
+        stretches: list[list[Eqn]] = [[]]
         for eqn in self.backward:
-            found[-1].append(eqn)
+            stretches[-1].append(eqn)
             if is_heavy(eqn):
-                found.append([])
-        return [stretch for stretch in found if stretch]
+                stretches.append([])
+        return [stretch for stretch in stretches if stretch]
 
     @memoized
     def choose(self, price: float, rank: int = 0, fixed: frozenset[Var] = frozenset()) -> "Kept":
@@ -127,19 +127,19 @@ class Graph(Derivative):
         read = dict.fromkeys(v for v in used if v in self.free and v not in self.consts)
         results = {v for e in again for v in e.outvars}
         repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
-        forms = {v: found for v in keep if in_bits and (found := bits_of(v)) is not None}
+        forms = {v: form for v in keep if in_bits and (form := bits_of(v)) is not None}
         host = (host | chosen(self.named, self.names, "offload")).intersection(keep)
         forms |= {v: on_host(v, forms.get(v)) for v in keep if v in host}
         return Kept(self, keep, in_bits, host, forms, list(read), again, repeated)
 
-    def saved(self, found: dict[str, Any] | None) -> "Kept":
+    def saved(self, record: dict[str, Any] | None) -> "Kept":
         """Returns what `Kept.as_json` wrote; what JAX keeps if that was another function, or one of other shapes."""
-        if found is None or found["graph"] != self.mark:
+        if record is None or record["graph"] != self.mark:
             return self.plain()
         keep, host = (
-            [self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found.get(k, ())] for k in ("keep", "host")
+            [self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in record.get(k, ())] for k in ("keep", "host")
         )
-        return self.keeping(tuple(keep), found["in_bits"], frozenset(host))
+        return self.keeping(tuple(keep), record["in_bits"], frozenset(host))
 
 
 class BackwardStep(NamedTuple):
@@ -181,8 +181,8 @@ class Kept:
         """Returns the equations of the forward."""
         graph = self.graph
         eqns, _ = graph.needed([*graph.outs, *self.keep], {*graph.invars, *graph.consts})
-        made = [graph.invars, *(e.outvars for e in eqns)]
-        packs = [[e for v in of if v in self.forms for e in self.forms[v].pack] for of in made]
+        defined = [graph.invars, *(e.outvars for e in eqns)]
+        packs = [[e for v in variables if v in self.forms for e in self.forms[v].pack] for variables in defined]
         return [*packs[0], *(x for e, pack in zip(eqns, packs[1:], strict=True) for x in (e, *pack))]
 
     def flops(self) -> float:
@@ -224,21 +224,21 @@ class Kept:
     @cached_property
     def steps(self) -> list[BackwardStep]:
         """The backward, from one product to the next. A copy from the host runs beside the product before its first use."""
-        stretches, found = [*self.graph.stretches, list[Eqn](), list[Eqn]()], list[BackwardStep]()
+        stretches, steps = [*self.graph.stretches, list[Eqn](), list[Eqn]()], list[BackwardStep]()
         have = {*self.variables, *self.graph.consts, *self.graph.seeds}
         for stretch, following in itertools.pairwise(stretches):
-            made = {v for e in stretch for v in e.outvars}
+            results = {v for e in stretch for v in e.outvars}
             read = [x for e in stretch for x in e.invars] if stretch else self.graph.grads
             _, early = self.graph.needed((x for e in following for x in e.invars), {*have, *self.forms})
             wanted = filter(is_var, [*(v for v in early if v in self.host), *read])
-            missing = [x for x in dict.fromkeys(wanted) if x not in have and x not in made]
-            eqns, known = self.graph.needed(missing, {*have, *self.forms})
-            forms = [self.forms[v] for v in known if v not in have]
+            missing = [x for x in dict.fromkeys(wanted) if x not in have and x not in results]
+            eqns, sources = self.graph.needed(missing, {*have, *self.forms})
+            forms = [self.forms[v] for v in sources if v not in have]
             again = [*(e for form in forms for e in form.unpack), *eqns]
-            used = dict.fromkeys([*(v for v in known if v in have), *(form.var for form in forms)])
-            found.append(BackwardStep(missing, again, [v for v in used if v not in self.graph.consts], stretch))
-            have |= made.union(*(e.outvars for e in again))
-        return found
+            used = dict.fromkeys([*(v for v in sources if v in have), *(form.var for form in forms)])
+            steps.append(BackwardStep(missing, again, [v for v in used if v not in self.graph.consts], stretch))
+            have |= results.union(*(e.outvars for e in again))
+        return steps
 
     def pull_back(self, saved: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
@@ -266,17 +266,17 @@ class Kept:
                 self._finish({v for e in step.stretch for v in e.outvars}, graph.stretches[i + 1 :], env)
         return values(graph.grads, env)
 
-    def _finish(self, made: set[Var], later: list[list[Eqn]], env: Env) -> None:
+    def _finish(self, computed: set[Var], later: list[list[Eqn]], env: Env) -> None:
         """Ties gradients that a stretch has computed to the cotangents that later ones read: XLA may not delay them.
 
         If it did, the operands of these products would stay.
         """
-        done = [x for x in dict.fromkeys(filter(is_var, self.graph.grads)) if x in made]
+        grads = [x for x in dict.fromkeys(filter(is_var, self.graph.grads)) if x in computed]
         read = {x for eqns in later for e in eqns for x in e.invars if is_var(x)}
         heavy = {v for e in self.graph.backward if is_heavy(e) for v in e.outvars}
-        on = [v for v in env if v in read and v in heavy and is_float(v)]
-        if done and on:
-            tied = list(dict.fromkeys([*done, *on]))
+        cotangents = [v for v in env if v in read and v in heavy and is_float(v)]
+        if grads and cotangents:
+            tied = list(dict.fromkeys([*grads, *cotangents]))
             env.update(zip(tied, barrier([env[v] for v in tied]), strict=True))
 
 

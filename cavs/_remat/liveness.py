@@ -51,42 +51,42 @@ def _peak(eqns: Sequence[Eqn], outs: Iterable[Atom], kept: Collection[Var] = (),
     """
     stored = _stored(eqns) | {*kept, *results}
     sources: dict[Var, frozenset[Var]] = {}  # for each value, the buffers from which it is computed
-    last: dict[Var, int] = {}
+    last_use: dict[Var, int] = {}
     for i, e in enumerate(eqns):
         read = frozenset[Var]().union(*(sources.get(x, ()) for x in e.invars if is_var(x)))
         if stored.isdisjoint(e.outvars):
             sources |= dict.fromkeys(e.outvars, read)
         else:
             sources |= {v: frozenset([v]) for v in e.outvars}
-            last |= dict.fromkeys(read, i) | dict.fromkeys(e.outvars, i)
-    last |= {s: len(eqns) for x in outs if is_var(x) for s in sources.get(x, ())}
+            last_use |= dict.fromkeys(read, i) | dict.fromkeys(e.outvars, i)
+    last_use |= {s: len(eqns) for x in outs if is_var(x) for s in sources.get(x, ())}
     ends: dict[int, list[Var]] = {}
-    for x, i in last.items():
+    for x, i in last_use.items():
         ends.setdefault(i, []).append(x)
 
     def size(values: Iterable[Var]) -> int:
         return sum(bytes_of_var(v) for v in values if v not in results)
 
-    alive = most = 0
+    alive = peak = 0
     for i, e in enumerate(eqns):
-        new, dying = [v for v in e.outvars if v in last], [x for x in ends.get(i, ()) if x not in e.outvars]
+        new, dying = [v for v in e.outvars if v in last_use], [x for x in ends.get(i, ()) if x not in e.outvars]
         shared = size(_overwritten(e, dying, sources))
-        most = max(most, alive + max(size(new) - shared, 0) + _inside(e))
+        peak = max(peak, alive + max(size(new) - shared, 0) + _inside(e))
         alive += size(new) - size(ends.get(i, ()))
-    return most
+    return peak
 
 
 def _stored(eqns: Sequence[Eqn]) -> set[Var]:
     """Returns the values that have a buffer."""
     views = {e.outvars[0]: e.invars[0] for e in eqns if e.primitive.name in _VIEWS}
-    found: set[Var] = set()
+    stored: set[Var] = set()
     for e in filter(_is_alone, eqns):
-        found.update(e.outvars)
+        stored.update(e.outvars)
         for x in e.invars[:1] if e.primitive.name in _UPDATES else () if e.primitive.name in _SUMS else e.invars:
             while is_var(x) and x in views:
                 x = views[x]
-            found.update([x] if is_var(x) else ())
-    return found
+            stored.update([x] if is_var(x) else ())
+    return stored
 
 
 def _is_alone(e: Eqn) -> bool:

@@ -119,10 +119,10 @@ class Point:
     def _known(self, closed: Any, places: list[Any]) -> Graph | None:
         """Returns a graph that was traced already, with loops inside that keep the same. Plans these loops."""
         for same in (operator.is_, equal_jaxprs):  # such as the loop of another layer of a net
-            if found := [known for known in self.known if known.places == places and same(known.closed, closed)]:
-                kept = [self.keep(*call) for call, _ in found[0].calls]
-                graph = next((known.graph for known in found if [k for _, k in known.calls] == kept), None)
-                if graph is not None and not kept and found[0].closed is not closed:
+            if matching := [known for known in self.known if known.places == places and same(known.closed, closed)]:
+                kept = [self.keep(*call) for call, _ in matching[0].calls]
+                graph = next((known.graph for known in matching if [k for _, k in known.calls] == kept), None)
+                if graph is not None and not kept and matching[0].closed is not closed:
                     self.known.append(Known(closed, places, [], graph))
                 return graph
         return None
@@ -186,22 +186,22 @@ class Point:
         count, rest = divmod(length, size)
         first, last = (slice(rest, length), slice(rest)) if reverse else (slice(length - rest), slice(length - rest, length))
         types = [*map(type_of, (*consts, *carry)), *(jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for x in xs)]
-        one = eqn.replace(params={**eqn.params, "length": size})
-        chunk = jax.make_jaxpr(lambda *flat: bind(one, flat))(*types)
+        inner = eqn.replace(params={**eqn.params, "length": size})
+        chunk = jax.make_jaxpr(lambda *flat: bind(inner, flat))(*types)
         split = [x[first].reshape(count, size, *x.shape[1:]) for x in xs]
         carry, ys = run(chunk, chunk_of(name), carry, split, count, 1)
         ys = [y.reshape(count * size, *y.shape[2:]) for y in ys]
         if rest:
-            carry, others = run(steps, f"{name}/rest", carry, [x[last] for x in xs], rest, unroll)
-            ys = [jnp.concatenate([z, y] if reverse else [y, z]) for y, z in zip(ys, others, strict=True)]
+            carry, rest_ys = run(steps, f"{name}/rest", carry, [x[last] for x in xs], rest, unroll)
+            ys = [jnp.concatenate([z, y] if reverse else [y, z]) for y, z in zip(ys, rest_ys, strict=True)]
         return [*carry, *ys]
 
 
-def _add_dependent(eqn: Eqn, found: set[Var]) -> None:
-    """Adds the results of an equation that depend on the values found, and the references into which it may write them."""
-    if eqn.primitive.name != "stop_gradient" and any(is_var(x) and x in found for x in eqn.invars):
-        found.update(v for v in eqn.outvars if is_float(v))
-        found.update(x for x in eqn.invars if eqn.effects and is_var(x))
+def _add_dependent(eqn: Eqn, dependent: set[Var]) -> None:
+    """Adds the results of an equation that depend on `dependent` ones, and the references into which it may write them."""
+    if eqn.primitive.name != "stop_gradient" and any(is_var(x) and x in dependent for x in eqn.invars):
+        dependent.update(v for v in eqn.outvars if is_float(v))
+        dependent.update(x for x in eqn.invars if eqn.effects and is_var(x))
 
 
 def is_pooling(eqn: Eqn) -> bool:
@@ -224,9 +224,9 @@ def pooled(eqn: Eqn, x: jax.Array) -> jax.Array:
     def elements(x: jax.Array, outside: float) -> list[jax.Array]:
         """Returns an array for each place in a window: its elements of all windows."""
         x = lax.pad(x, x.dtype.type(outside), [(*p, 0) for p in padding])
-        each = itertools.product(*map(range, window))
+        grid = itertools.product(*map(range, window))
         return [
-            lax.slice(x, at, [i + (n - 1) * s + 1 for i, n, s in zip(at, shape, strides, strict=True)], strides) for at in each
+            lax.slice(x, at, [i + (n - 1) * s + 1 for i, n, s in zip(at, shape, strides, strict=True)], strides) for at in grid
         ]
 
     @jax.custom_jvp

@@ -123,8 +123,8 @@ class ParetoSearch:
             ways += [{"fixed": values} for values in fixed_values(cheap.kept.graph)]
         elif chunks := _chunks(cheap):
             ways += [{"chunks": chunks}]
-        found = [self.point(x * self._mean, **way) for way in ways for x in (_OF_PARTS if way else _PRICES)]
-        return list(dict.fromkeys([self.plain(), cheap, *found]))
+        points = [self.point(x * self._mean, **way) for way in ways for x in (_OF_PARTS if way else _PRICES)]
+        return list(dict.fromkeys([self.plain(), cheap, *points]))
 
     def points(self) -> list[Point]:
         """Returns plans, the fastest first, each with a smaller estimated peak than the one before."""
@@ -195,14 +195,14 @@ class ParetoSearch:
 
 def _chunks(cheap: Point) -> dict[str, int]:
     """Chooses chunks for the outermost loops: states before each chunk, and one chunk's values, are least together."""
-    found = {}
+    chunks = {}
     for name, region in cheap.regions.items():
         state = sum(map(bytes_of_var, region.kept.graph.stored))
         if name.count("/") == 1 and region.times >= _LONG and state:
             best = math.sqrt(region.times * state / max(region.kept.bytes(), 1))
             near = [n for n in range(2, region.times // 2 + 1) if best / 1.6 <= n <= best * 1.6 and not region.times % n]
-            found[name] = min(near, key=lambda n: abs(n - best)) if near else max(2, min(round(best), region.times // 2))
-    return found
+            chunks[name] = min(near, key=lambda n: abs(n - best)) if near else max(2, min(round(best), region.times // 2))
+    return chunks
 
 
 def fixed_values(graph: Graph) -> list[frozenset[Var]]:
@@ -213,35 +213,35 @@ def fixed_values(graph: Graph) -> list[frozenset[Var]]:
     """
     crossing, needs = _crossing(graph), set(graph.needs)
     # For each equation, the bytes of what the backward reads of its results.
-    inside = [sum(kept_bytes(v) for v in e.outvars if v in needs) for e in graph.forward]
-    found = (_cut(crossing, inside, sum(inside) / n) for n in _BLOCKS)
-    return [values for values in dict.fromkeys(found) if values]
+    sizes = [sum(kept_bytes(v) for v in e.outvars if v in needs) for e in graph.forward]
+    cuts = (_cut(crossing, sizes, sum(sizes) / n) for n in _BLOCKS)
+    return [values for values in dict.fromkeys(cuts) if values]
 
 
 def _crossing(graph: Graph) -> list[frozenset[Var]]:
     """Returns for each equation the values that it or an earlier one makes and that a later one reads."""
-    last = {x: i for i, e in enumerate(graph.forward) for x in e.invars if is_var(x)}
-    last.update(dict.fromkeys((x for x in graph.outs if is_var(x)), len(graph.forward)))
+    last_use = {x: i for i, e in enumerate(graph.forward) for x in e.invars if is_var(x)}
+    last_use.update(dict.fromkeys((x for x in graph.outs if is_var(x)), len(graph.forward)))
     # Not, say, a transposed weight, which depends on an input alone.
-    made = depends(graph.forward, {v for i in graph.costly for v in graph.forward[i].outvars})
+    computed = depends(graph.forward, {v for i in graph.costly for v in graph.forward[i].outvars})
     alive: set[Var] = set()
-    found = []
+    crossing = []
     for i, e in enumerate(graph.forward):
-        alive = {v for v in alive if last[v] > i} | {v for v in e.outvars if last.get(v, -1) > i and v in made}
-        found.append(frozenset(alive))
-    return found
+        alive = {v for v in alive if last_use[v] > i} | {v for v in e.outvars if last_use.get(v, -1) > i and v in computed}
+        crossing.append(frozenset(alive))
+    return crossing
 
 
-def _cut(crossing: list[frozenset[Var]], inside: list[int], most: float) -> frozenset[Var]:
+def _cut(crossing: list[frozenset[Var]], sizes: list[int], most: float) -> frozenset[Var]:
     """Returns the values that cross cuts, such that about `most` bytes are inside of each block."""
     kept: set[Var] = set()
     start = 0
-    while start < len(inside):
+    while start < len(sizes):
         end, size = start, 0
-        while end < len(inside) and size <= most:
-            size += inside[end]
+        while end < len(sizes) and size <= most:
+            size += sizes[end]
             end += 1
-        if end == len(inside):
+        if end == len(sizes):
             break
         at = min(range(start, end), key=lambda i: (sum(kept_bytes(v) for v in crossing[i] if v not in kept), -i))
         kept |= crossing[at]

@@ -77,12 +77,12 @@ class RowLoss:
                 return False
         self.inside = [e for e in eqns if id(e) in self._found]
         self.after = [e for e in eqns if id(e) not in self._found and not self.follow.isdisjoint(e.outvars)]
-        made = {v for e in self.inside for v in e.outvars}
-        given = [v for v in dict.fromkeys(x for e in self.inside for x in e.invars if is_var(x)) if v not in made]
-        self.shared, self.rows = ([v for v in given if (v in self.axis) == is_row] for is_row in (False, True))
+        results = {v for e in self.inside for v in e.outvars}
+        inputs = [v for v in dict.fromkeys(x for e in self.inside for x in e.invars if is_var(x)) if v not in results]
+        self.shared, self.rows = ([v for v in inputs if (v in self.axis) == is_row] for is_row in (False, True))
         floats = [v.aval.shape for v in self.sums if is_float(v)]
-        read_later = reads(self.after, outs) & made & self.follow
-        return read_later.issubset(self.sums) and self.follow.isdisjoint(given) and floats == [()]
+        read_later = reads(self.after, outs) & results & self.follow
+        return read_later.issubset(self.sums) and self.follow.isdisjoint(inputs) and floats == [()]
 
     def _add(self, eqn: Eqn) -> bool:
         """Adds an equation that reads rows. Returns whether it treats all rows alike, or adds them up."""
@@ -178,18 +178,18 @@ def _operand_axes(eqn: Eqn, axis: int) -> list[int | None] | None:
     if name == "reshape":  # the elements of a row stay together
         return [0] if axis == 0 and shapes[0] else None
     if name == "slice":
-        whole = params["start_indices"][axis] == 0 and params["limit_indices"][axis] == shapes[0][axis]
-        return [axis] if whole and (params["strides"] is None or params["strides"][axis] == 1) else None
+        is_whole = params["start_indices"][axis] == 0 and params["limit_indices"][axis] == shapes[0][axis]
+        return [axis] if is_whole and (params["strides"] is None or params["strides"][axis] == 1) else None
     if name == "transpose":
         return [params["permutation"][axis]]
     if name in _REDUCTIONS or name == "squeeze":
-        gone = params["dimensions" if name == "squeeze" else "axes"]
-        return [[i for i in range(len(shapes[0])) if i not in gone][axis]]
+        removed = params["dimensions" if name == "squeeze" else "axes"]
+        return [[i for i in range(len(shapes[0])) if i not in removed][axis]]
     if name == "gather":
-        numbers, of = params["dimension_numbers"], range(len(shapes[0]))
+        numbers, dims = params["dimension_numbers"], range(len(shapes[0]))
         batch = numbers.operand_batching_dims
         if axis in numbers.offset_dims:  # of a slice
-            at = [i for i in of if i not in (*numbers.collapsed_slice_dims, *batch)][numbers.offset_dims.index(axis)]
+            at = [i for i in dims if i not in (*numbers.collapsed_slice_dims, *batch)][numbers.offset_dims.index(axis)]
             return [at, None] if params["slice_sizes"][at] == shapes[0][at] else None
         at = axis - sum(i < axis for i in numbers.offset_dims)
         return [batch[numbers.start_indices_batching_dims.index(at)], at] if at in numbers.start_indices_batching_dims else None

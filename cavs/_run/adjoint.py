@@ -56,9 +56,9 @@ def backward(
     `cts`: the cotangents of the leaves of the pushes, (Vp, ...), or (M, ...) with `select`.
     """
     after_forward = Schedule(barrier((sched.data, cts))[0], sched.shape)
-    after = [x for i, x in enumerate(saved.states) if i not in job.plan.overwritten]
+    states = [x for i, x in enumerate(saved.states) if i not in job.plan.overwritten]
     # Other zeros than the forward's.
-    batch = engine.batch(job, sched)._replace(zeros=Zeros(after_forward, after, start=1000))
+    batch = engine.batch(job, sched)._replace(zeros=Zeros(after_forward, states, start=1000))
     known = _no_cotangents(batch, saved, in_16_bits=engine.one_launch or sched.shape.forest)
     if (push_states := job.plan.push_states) is not None:
         known = _pushed_states_back(known, batch, push_states, engine, select, cts)
@@ -70,11 +70,11 @@ def backward(
     known.states.update(_overwritten(batch, saved))
     with jax.named_scope("levels"):
         known = known._replace(inputs=no_rows(saved.inputs), edges=no_rows(saved.edges))
-        after = engine.backward_levels(batch, saved, known)
+        levels = engine.backward_levels(batch, saved, known)
     with jax.named_scope("leaves"):
-        leaves = [] if batch.has_leaves else _leaves_back(batch, saved, after.states, cts)
+        leaves = [] if batch.has_leaves else _leaves_back(batch, saved, levels.states, cts)
     with jax.named_scope("levels"):
-        gradients = after.rest([x for of_params, _ in leaves for x in floats(of_params).values()])
+        gradients = levels.rest([x for of_params, _ in leaves for x in floats(of_params).values()])
     with jax.named_scope("leaves"):
         return _with_leaves(batch, engine, saved, gradients, leaves)
 
@@ -133,11 +133,11 @@ def _lazy_back(known: Cotangents, batch: Batch, saved: Saved, cts: list[Cotangen
     """Transposes the lazy part: from cotangents of the pushes, (Vp, ...), to cotangents of all that the lazy part reads."""
     g = known.states
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
-        mine = [rows_of_push(ct, rows.vertex, rows.count) for ct in cts]
-        ct_static, own, slots, child, known.eager[k], known.extras[k] = saved.lazy[k](mine)
+        ct_pushes = [rows_of_push(ct, rows.vertex, rows.count) for ct in cts]
+        ct_static, ct_states, slots, child, known.eager[k], known.extras[k] = saved.lazy[k](ct_pushes)
         known.statics[k] = floats(ct_static)
         real = rows.real
-        for i, ct in enumerate(own):
+        for i, ct in enumerate(ct_states):
             add_rows(g, i, jnp.where(real, rows.row, 0), ct)
         for (j, i), ct in zip(part.recurrent.slots, slots, strict=True):
             add_rows(g, i, jnp.where(real, rows.inner(rows.kids)[:, j], 0), ct)
@@ -154,44 +154,44 @@ def _leaves_back(
     `g`: the cotangents of the states. `cts`: the cotangents of the pushes, (Vp, ...); not read if every push is a scattered
     state.
     """
-    sched, plan, found = batch.sched, batch.plan, []
+    sched, plan, cotangents = batch.sched, batch.plan, []
     for k, (size, vertex) in enumerate(zip(sched.shape.leaves, leaf_vertices(sched), strict=True)):
         count = sched.leaf_count[k]
         real = jnp.arange(size) < count
-        mine = [
+        ct_states = [
             mask_rows(window(g[i], sched.leaf_row[k], size), real).astype(b.dtype) if i in g else zero_cotangent(b[:size])
             for i, b in enumerate(saved.states)
         ]
         if plan.push_states is None:
-            pushed = [rows_of_push(ct, vertex, count) for ct in cts]
+            ct_pushes = [rows_of_push(ct, vertex, count) for ct in cts]
         else:
-            pushed = [zero_cotangent(jax.ShapeDtypeStruct((size, *a.shape), a.dtype)) for a in plan.push_avals]
-        of_params, of_rows = saved.leaf[k]((mine, pushed))
-        found.append((_if_any(of_params, count), of_rows))
-    return found
+            ct_pushes = [zero_cotangent(jax.ShapeDtypeStruct((size, *a.shape), a.dtype)) for a in plan.push_avals]
+        of_params, of_rows = saved.leaf[k]((ct_states, ct_pushes))
+        cotangents.append((_if_any(of_params, count), of_rows))
+    return cotangents
 
 
 def _with_leaves(
-    batch: Batch, engine: Engine, saved: Saved, known: Gradients, leaves: list[tuple[list[Cotangent], list[Cotangent]]]
+    batch: Batch, engine: Engine, saved: Saved, gradients: Gradients, leaves: list[tuple[list[Cotangent], list[Cotangent]]]
 ) -> tuple[list[Cotangent], list[jax.Array | None]]:
     """Transposes the static parts, and adds what the leaves contribute, if they were no level. Returns as `backward`.
 
-    `known`: what levels contribute. `leaves`: from `_leaves_back`.
+    `gradients`: what levels contribute. `leaves`: from `_leaves_back`.
     """
-    sched, ct_inputs = batch.sched, known.inputs
+    sched, ct_inputs = batch.sched, gradients.inputs
     ct_params: list[Cotangent] = []
-    inside = any(isinstance(x, jax.Array) for x in ct_inputs)
+    has_inner = any(isinstance(x, jax.Array) for x in ct_inputs)
     for k, (transpose, rows) in enumerate(zip(saved.static, batch.rows, strict=True)):
-        statics = [known.statics[k].get(i, zero_cotangent(x)) for i, x in enumerate(saved.statics[k])]
+        statics = [gradients.statics[k].get(i, zero_cotangent(x)) for i, x in enumerate(saved.statics[k])]
         ct_params = _sum(ct_params, _if_any(transpose(statics)[0], rows.count))
     for k, (of_params, of_rows) in enumerate(leaves):
         ct_params, count = _sum(ct_params, of_params), sched.leaf_count[k]
         # If the rows of inner vertices are there already, the rows of the leaves, which may be few, are scattered between them.
-        if inside and not engine.one_launch:
+        if has_inner and not engine.one_launch:
             ct_inputs = put_rows(ct_inputs, of_rows, leaf_vertices(sched)[k], count)
         else:
             ct_inputs = take_rows(ct_inputs, of_rows, jnp.asarray(sched.row), sched.leaf_row[k], count)
-    return ct_params, [*made(ct_inputs), *made(known.edges)]
+    return ct_params, [*made(ct_inputs), *made(gradients.edges)]
 
 
 def _if_any(cts: list[Cotangent], count: jax.Array) -> list[Cotangent]:

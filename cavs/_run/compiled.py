@@ -72,7 +72,7 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
     """Returns `sweep.primal`, with the derivative that the other two passes compute."""
 
     def forward(varied: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
-        fixed = tuple(tuple(not x for x in own) for own in varied[::2])
+        fixed = tuple(tuple(not x for x in flags) for flags in varied[::2])
         outs, saved = sweep.forward(fixed, params, data, inputs, select)
         return outs, jax.tree_util.Partial(functools.partial(pull, fixed), saved, data, select)
 
@@ -94,15 +94,15 @@ def transformed_by(sweep: Sweep, by: Sweep, local: bool) -> Sweep:
 
 def _forward(sweep: Sweep, by: Sweep, local: bool) -> Callable[..., PyTree]:
     def forward(fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
-        def one(*args: PyTree) -> PyTree:
+        def saving(*args: PyTree) -> PyTree:
             outs, saved = sweep.forward(fixed, *args)
             place = {id(x): i for i, x in enumerate(jax.tree.leaves(args))}
             return outs, jax.tree.map(lambda x: _Argument(place[id(x)]) if id(x) in place else _as_bits(x), saved)
 
-        def other(*args: PyTree) -> PyTree:
-            return by.primal(*args), jax.tree.map(zeros, jax.eval_shape(one, *args)[1])
+        def not_saving(*args: PyTree) -> PyTree:
+            return by.primal(*args), jax.tree.map(zeros, jax.eval_shape(saving, *args)[1])
 
-        outs, saved = replaceable(one, other, local=local)(params, data, inputs, select)
+        outs, saved = replaceable(saving, not_saving, local=local)(params, data, inputs, select)
         return outs, (saved, params, inputs)
 
     return forward
@@ -140,26 +140,26 @@ def _value(x: jax.Array | _Bits | _Argument, args: Arrays) -> jax.Array:
     return lax.bitcast_convert_type(x.bits, x.dtype) if isinstance(x, _Bits) else x
 
 
-def _backward(sweep: Sweep, other: Callable[..., PyTree], local: bool) -> Callable[..., PyTree]:
+def _backward(sweep: Sweep, primal: Callable[..., PyTree], local: bool) -> Callable[..., PyTree]:
     def backward(fixed: Fixed, residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
         saved, params, inputs = residuals
         all_cts = functools.partial(with_differentiated, [np.zeros(ct.shape, jax.dtypes.float0) for ct in cts])
         are_floats = jax.tree.map(is_float, (params, inputs))
 
-        def one(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: PyTree) -> PyTree:
+        def direct(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, float_cts: PyTree) -> PyTree:
             args = jax.tree.leaves((params, data, inputs, select))
             saved = jax.tree.map(lambda x: _value(x, args), saved, is_leaf=lambda x: isinstance(x, _Bits | _Argument))
-            return differentiated(tuple(sweep.backward(fixed, saved, data, select, all_cts(some))), are_floats)
+            return differentiated(tuple(sweep.backward(fixed, saved, data, select, all_cts(float_cts))), are_floats)
 
-        def again(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: PyTree) -> PyTree:
+        def again(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, float_cts: PyTree) -> PyTree:
             del saved  # zeros, if the forward ran on the other engine, too
-            _, pull = jax.vjp(lambda p, x: other(p, data, x, select), params, inputs)
-            return differentiated(pull(all_cts(some)), are_floats)
+            _, pull = jax.vjp(lambda p, x: primal(p, data, x, select), params, inputs)
+            return differentiated(pull(all_cts(float_cts)), are_floats)
 
-        some = differentiated(cts, [ct.dtype != jax.dtypes.float0 for ct in cts])
-        found = replaceable(one, again, local=local)(saved, params, data, inputs, select, some)
-        nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (params, inputs))
-        return with_differentiated(nothing, found)
+        float_cts = differentiated(cts, [ct.dtype != jax.dtypes.float0 for ct in cts])
+        gradients = replaceable(direct, again, local=local)(saved, params, data, inputs, select, float_cts)
+        zero_cts = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (params, inputs))
+        return with_differentiated(zero_cts, gradients)
 
     return backward
 
@@ -211,31 +211,31 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
         """Returns the job as the engine runs it, without the cotangents of what is fixed."""
         return job._replace(plan=engine.plan_for(job._replace(plan=job.plan.fixing(*fixed))))
 
-    def run(own: Job, params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None, save: bool) -> Any:
-        given = Given(params, *own.plan.rows_and_edges(inputs), select)
-        return forward(own, Schedule(data, job.shape), engine, given, save)
+    def run(engine_job: Job, params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None, save: bool) -> Any:
+        arrays = Given(params, *engine_job.plan.rows_and_edges(inputs), select)
+        return forward(engine_job, Schedule(data, job.shape), engine, arrays, save)
 
     def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None) -> Arrays:
-        own = without(((), ()))
+        engine_job = without(((), ()))
         if engine.stand_in is None:  # JAX differentiates it in forward mode
-            own = own._replace(plan=own.plan.for_forward_mode())
-        return run(own, params, data, inputs, select, save=False)[0]
+            engine_job = engine_job._replace(plan=engine_job.plan.for_forward_mode())
+        return run(engine_job, params, data, inputs, select, save=False)[0]
 
     def forward_saving(
         fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None
     ) -> tuple[Arrays, Saved | None]:
-        own = without(fixed)
-        if any(not part.joint.differentiable for part in own.plan.inner.values()):
-            raise TypeError(own.plan.no_derivative)
-        with _explained(own.plan):
-            return run(own, params, data, inputs, select, save=True)
+        engine_job = without(fixed)
+        if any(not part.joint.differentiable for part in engine_job.plan.inner.values()):
+            raise TypeError(engine_job.plan.no_derivative)
+        with _explained(engine_job.plan):
+            return run(engine_job, params, data, inputs, select, save=True)
 
     def reverse(
         fixed: Fixed, saved: Saved, data: jax.Array, select: jax.Array | None, cts: list[Cotangent]
     ) -> tuple[list[Cotangent], list[jax.Array | None]]:
-        own = without(fixed)
-        with _explained(own.plan):
-            return backward(own, Schedule(data, job.shape), engine, saved, select, cts)
+        engine_job = without(fixed)
+        with _explained(engine_job.plan):
+            return backward(engine_job, Schedule(data, job.shape), engine, saved, select, cts)
 
     # JAX transposes outside of `run`.
     run_back = always_compiled(promoting(reverse))

@@ -115,10 +115,10 @@ def _inner(part: Split) -> list[str]:
     unchanged = "as it is" if pulls == 1 else "as they are"
     lines.append(f"  gathers {' and '.join(gathers) or 'nothing'}; pulls {counted(pulls, 'value')} {unchanged}")
     if part.eager.reads_edges:
-        once = sum(domain.get(e.outvars[0]) == EDGE for e in part.eager.eqns)
+        num_edge_eqns = sum(domain.get(e.outvars[0]) == EDGE for e in part.eager.eqns)
         crossing = sum(d == EDGE for d in part.reverse.cross_domain)
         lines.append(
-            f"  reads rows of edges: {counted(once, 'eager equation')}, once for all edges; the levels read "
+            f"  reads rows of edges: {counted(num_edge_eqns, 'eager equation')}, once for all edges; the levels read "
             f"{counted(crossing, 'value')} an edge"
         )
     lines.append(

@@ -35,18 +35,18 @@ class _Leaves(NamedTuple):
     transposes: list[Transpose]  # for each kind, the transpose of F
 
 
-def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool) -> tuple[Arrays, Saved | None]:
+def forward(job: Job, sched: Schedule, engine: Engine, arrays: Given, save: bool) -> tuple[Arrays, Saved | None]:
     """Evaluates F at every vertex of a batch.
 
     `save`: whether to save what `_run.adjoint.backward` reads. Returns the leaves of the pushes, (Vp, ...), or (M, ...) with
     `select`; and with `save` the residuals, else `None`.
     """
-    plan, select = job.plan, given.select
+    plan, select = job.plan, arrays.select
     batch = engine.batch(job, sched)
     with jax.named_scope("leaves"):  # profiles and memory plans show these names
-        leaves = _Leaves([], [], [], []) if batch.has_leaves else _leaves(batch, engine, given, save)
+        leaves = _Leaves([], [], [], []) if batch.has_leaves else _leaves(batch, engine, arrays, save)
     with jax.named_scope("eager"):
-        statics, static, eager_rows, eager = _static_and_eager(batch, engine, given, save)
+        statics, static, eager_rows, eager = _static_and_eager(batch, engine, arrays, save)
     with jax.named_scope("levels"):
         levels = engine.forward_levels(batch, leaves.states, statics, eager_rows, save)
     lazy: list[Transpose] = []
@@ -65,9 +65,9 @@ def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool)
     return outs, Saved(
         eager=eager,
         eager_rows=eager_rows,
-        edges=given.edges,
+        edges=arrays.edges,
         extras=levels.extras,
-        inputs=given.inputs,
+        inputs=arrays.inputs,
         kept=levels.kept,
         lazy=lazy,
         leaf=leaves.transposes,
@@ -77,7 +77,7 @@ def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool)
     )
 
 
-def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
+def _leaves(batch: Batch, engine: Engine, arrays: Given, save: bool) -> _Leaves:
     """Evaluates F at the leaves: they gather nothing, so all leaves of a kind are one batch."""
     plan, sched, kinds, shape = batch.plan, batch.sched, batch.kinds, batch.sched.shape
     whole = engine.one_launch and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
@@ -85,7 +85,7 @@ def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
     vertices = leaf_vertices(sched)
 
     def pulled(vertex: jax.Array) -> tuple[Arrays]:
-        return ([get_rows(x, vertex) for x in given.inputs],)
+        return ([get_rows(x, vertex) for x in arrays.inputs],)
 
     pushes: list[Arrays] = []
     transposes: list[Transpose] = []
@@ -95,9 +95,9 @@ def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
         fn = leaf_function(role, block or size, sched.leaf_count[k], stored=engine.one_launch)
         fixed = {i for i, v in enumerate(role.arguments) if v in role.fixed}
         if block:
-            (s, y), vjp = with_vjp_in_blocks(fn, save, (given.params,), pulled, vertex, block, fixed)
+            (s, y), vjp = with_vjp_in_blocks(fn, save, (arrays.params,), pulled, vertex, block, fixed)
         else:
-            (s, y), vjp = with_vjp(fn, save, (given.params,), functools.partial(pulled, vertex), fixed)
+            (s, y), vjp = with_vjp(fn, save, (arrays.params,), functools.partial(pulled, vertex), fixed)
         transposes += vjp
         if whole:
             room = shape.pad, sum(shape.inner)  # a launch needs no slack after the rows
@@ -109,7 +109,7 @@ def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
 
 
 def _static_and_eager(
-    batch: Batch, engine: Engine, given: Given, save: bool
+    batch: Batch, engine: Engine, arrays: Given, save: bool
 ) -> tuple[list[Arrays], list[Transpose], list[list[Values]], list[Transpose]]:
     """Returns for each kind the values of the static part and of the eager part, each followed by the transposes."""
     statics: list[Arrays] = []
@@ -117,10 +117,10 @@ def _static_and_eager(
     static: list[Transpose] = []
     eager: list[Transpose] = []
     for k, part in enumerate(batch.parts):
-        values, vjp = with_vjp(functools.partial(static_values, part), save, (given.params,))
+        values, vjp = with_vjp(functools.partial(static_values, part), save, (arrays.params,))
         statics.append(values)
         static += vjp
-        rows, vjp = engine.eager_part(batch, k, values, given.inputs, given.edges, save)
+        rows, vjp = engine.eager_part(batch, k, values, arrays.inputs, arrays.edges, save)
         eager_rows.append(rows)
         eager += vjp
     return statics, static, eager_rows, eager

@@ -47,19 +47,19 @@ def across_axes(call: Call) -> Call:
 def _across(call: Call, axes: tuple[str, ...]) -> Call:
     """Returns `call` for use inside a `shard_map` over these axes."""
 
-    def forward(which: PyTree, *values: PyTree) -> PyTree:
+    def forward(varied: PyTree, *values: PyTree) -> PyTree:
         def saving(*values: PyTree) -> PyTree:
-            return jax.vjp(lambda by: call(*with_differentiated(values, by)), differentiated(values, which))
+            return jax.vjp(lambda floats: call(*with_differentiated(values, floats)), differentiated(values, varied))
 
         outs, pull = sealed(saving)(*values)
         return outs, jax.tree_util.Partial(backward, pull)
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
         floats = [None if ct.dtype == jax.dtypes.float0 else vary(jnp.asarray(ct), axes) for ct in cts]
-        nothing = [np.zeros(ct.shape, jax.dtypes.float0) for ct in cts]
+        zero_cts = [np.zeros(ct.shape, jax.dtypes.float0) for ct in cts]
 
         def pulled(pull: Callable[[PyTree], PyTree], floats: PyTree) -> PyTree:
-            return pull(with_differentiated(nothing, floats))[0]
+            return pull(with_differentiated(zero_cts, floats))[0]
 
         return sealed(pulled)(pull, floats)
 

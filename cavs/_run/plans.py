@@ -41,8 +41,8 @@ def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int 
 def _plan(function: VertexFunction, shapes: tuple[Any, tuple[Any, ...]], most: int | None, context: Hashable) -> FunctionPlan:
     del context  # which tracing reads
     tree, avals = shapes
-    given = tree.unflatten([jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in avals])
-    return make_plan(function, given, most)
+    arguments = tree.unflatten([jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in avals])
+    return make_plan(function, arguments, most)
 
 
 def plans_of(function: VertexFunction) -> list[FunctionPlan]:

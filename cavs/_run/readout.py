@@ -71,8 +71,8 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         terms = wide(x.astype(jax.eval_shape(jnp.sum, x).dtype))  # int32 for int8, uint32 for uint8
         return jax.ops.segment_sum(terms, graph, graphs, indices_are_sorted=True)
 
-    def like(found: jax.Array, x: jax.Array) -> jax.Array:
-        return found.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else found
+    def like(reduced: jax.Array, x: jax.Array) -> jax.Array:
+        return reduced.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else reduced
 
     def top(x: jax.Array) -> jax.Array:  # the derivative counts the vertices that share a maximum
         return jax.ops.segment_max(wide(x), graph, graphs, indices_are_sorted=True).astype(x.dtype)

@@ -144,10 +144,10 @@ def _padded(name: str, rows: PyTree, padded: int, exact: int | None) -> tuple[Py
     shapes = [x.shape for x in jax.tree.leaves(rows)]
     lengths = {shape[0] if shape else None for shape in shapes}
     if not lengths <= {padded, exact} or len(lengths) > 1 or None in lengths:
-        of, cure = ROWS_OF[name]
+        unit, cure = ROWS_OF[name]
         if None in lengths and name == "inputs":
             cure = "Write np.asarray(rows) for nested lists."
-        expected = f"{padded} (padded)" if exact is None else f"{exact} (one row per {of}) or {padded} (padded)"
+        expected = f"{padded} (padded)" if exact is None else f"{exact} (one row per {unit}) or {padded} (padded)"
         raise ValueError(f"run: {name}: got leaves of shapes {shapes[:8]}; expected a first axis of {expected}. {cure}")
     length = shapes[0][0] if shapes else padded if exact is None else exact
     return jax.tree.map(lambda x: pad_rows(x, padded), rows) if length != padded else rows, length
@@ -170,9 +170,9 @@ def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.A
 
 def plan_for(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, edges: PyTree) -> FunctionPlan:
     """Returns the plan of F for the arguments of a call of `run`."""
-    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    param_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), {"inputs": inputs, "edges": edges})
-    return plan_of(F, whole, most=sched.shape.most_children, **rows)
+    return plan_of(F, param_shapes, most=sched.shape.most_children, **rows)
 
 
 def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
@@ -207,8 +207,8 @@ def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: 
     answer the question, compiled code checks the numbers: a host callback raises the error. In this case int32[1] is returned,
     nonzero if a vertex has too many children, which turns the pushes into NaN. Otherwise `None` is returned.
     """
-    deep = sched.shape.mixed or [k for k, size in enumerate(sched.shape.inner) if size]
-    counted_kinds = {k: kinds[k] for k in deep if kinds[k] not in plan.inner[kinds[k]].role.gathering}
+    inner_kinds = sched.shape.mixed or [k for k, size in enumerate(sched.shape.inner) if size]
+    counted_kinds = {k: kinds[k] for k in inner_kinds if kinds[k] not in plan.inner[kinds[k]].role.gathering}
     if not F.arity or not counted_kinds:
         return None
     refuse = functools.partial(_refuse, F.arity, tuple(counted_kinds.values()))
@@ -233,8 +233,8 @@ def _most_children(sched: Schedule, kinds: Iterable[int]) -> Any:
         size = sum(sched.shape.inner)
         real, kind = np.arange(size) < sched.inner_count[0], sched.kind[sched.inner_vertex[:size]]
         return xp.stack([xp.where(real & (kind == k), sched.num_children, 0).max(initial=0) for k in kinds])
-    own = [(sched.num_children[begins[k] : begins[k + 1]], sched.inner_count[k]) for k in kinds]
-    return xp.stack([xp.where(np.arange(len(n)) < count, n, 0).max(initial=0) for n, count in own])
+    by_kind = [(sched.num_children[begins[k] : begins[k + 1]], sched.inner_count[k]) for k in kinds]
+    return xp.stack([xp.where(np.arange(len(n)) < count, n, 0).max(initial=0) for n, count in by_kind])
 
 
 def _refuse(arity: int, kinds: Sequence[str | None], most: np.ndarray) -> None:

@@ -72,16 +72,16 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
     engine = ENGINES["scan"] if user_engine is None and not call.job.target.is_cpu else user_engine
     (params, inputs, edges), trees = zip(*map(jax.tree.flatten, (call.params, call.inputs, call.edges)), strict=True)
     function = _with_given(plan, call.job.kinds, shape.shape.kinds, tuple(plan.function.state_avals(call.params, call.inputs)))
-    few = call.select if call.select is None or call.select.shape[0] < shape.shape.vertices else None
+    loop_select = call.select if call.select is None or call.select.shape[0] < shape.shape.vertices else None
 
     def call_of(options: MemoryOptions) -> tuple[Callable[..., Arrays], str]:
-        one = functools.partial(run, engine=engine, options=options)
-        loop = _Loop(function, one, trees, shape, plan.state_avals, plan.push_avals)
+        run_segment = functools.partial(run, engine=engine, options=options)
+        loop = _Loop(function, run_segment, trees, shape, plan.state_avals, plan.push_avals)
         return _differentiable(loop, sched.shape.vertices), ""  # the calls inside name the engine
 
     whole = across_axes(tunable(call_of, call.job.options, plan.names))
-    outs = whole(params, inputs, edges, jax.tree.map(jnp.asarray, sched.segments), few)
-    return outs if few is call.select else [x.at[call.select].get(mode="clip") for x in outs]
+    outs = whole(params, inputs, edges, jax.tree.map(jnp.asarray, sched.segments), loop_select)
+    return outs if loop_select is call.select else [x.at[call.select].get(mode="clip") for x in outs]
 
 
 @memoized
@@ -125,9 +125,9 @@ def _segment(loop: _Loop, step: _Step, index: jax.Array, frontier: Arrays, rows:
     given, shape = loop.shape
     params, inputs, edges = (tree.unflatten(x) for tree, x in zip(loop.trees, rows[:3], strict=True))
     states = [jnp.pad(x, ((0, shape.vertices - given), *((0, 0),) * (x.ndim - 1))) for x in frontier]
-    which = jnp.concatenate([step.frontier, index])
-    pushed, found = loop.run(loop.function, params, Schedule(step.data, shape), (inputs, states), edges=edges, select=which)
-    return [x[:given] for x in found], [to_stored(x)[given:] for x in jax.tree.leaves(pushed)]
+    select = jnp.concatenate([step.frontier, index])
+    pushed, above = loop.run(loop.function, params, Schedule(step.data, shape), (inputs, states), edges=edges, select=select)
+    return [x[:given] for x in above], [to_stored(x)[given:] for x in jax.tree.leaves(pushed)]
 
 
 def _steps(segments: SegmentArrays) -> _Step:
@@ -136,12 +136,12 @@ def _steps(segments: SegmentArrays) -> _Step:
     return _Step(number, segments.data, segments.vertex, segments.edge, segments.frontier)
 
 
-def _rows(given: Given, of: _Step) -> Given:
+def _rows(arrays: Given, step: _Step) -> Given:
     """Gathers the rows of a segment's vertices and edges; any row in padding."""
     inputs, edges = (
-        [x.at[index].get(mode="clip") for x in xs] for xs, index in ((given.inputs, of.vertex), (given.edges, of.edge))
+        [x.at[index].get(mode="clip") for x in xs] for xs, index in ((arrays.inputs, step.vertex), (arrays.edges, step.edge))
     )
-    return Given(given.params, inputs, edges, None)
+    return Given(arrays.params, inputs, edges, None)
 
 
 class _Chosen(NamedTuple):
@@ -168,18 +168,18 @@ def _chosen(loop: _Loop, step: _Step, segments: SegmentArrays, select: jax.Array
     given, shape = loop.shape
     if select is None:
         return _Chosen(jnp.arange(given, shape.vertices, dtype=jnp.int32), None, step.vertex[given:])
-    mine = segments.segment.at[select].get(mode="clip") == step.number
-    return _Chosen(jnp.where(mine, segments.place.at[select].get(mode="clip"), 0), mine, step.vertex)
+    in_segment = segments.segment.at[select].get(mode="clip") == step.number
+    return _Chosen(jnp.where(in_segment, segments.place.at[select].get(mode="clip"), 0), in_segment, step.vertex)
 
 
-def _forward(loop: _Loop, vertices: int, given: Given, segments: SegmentArrays) -> tuple[Arrays, Arrays]:
+def _forward(loop: _Loop, vertices: int, arrays: Given, segments: SegmentArrays) -> tuple[Arrays, Arrays]:
     """Returns the pushes, and the frontier below each segment."""
-    rows = vertices if given.select is None else given.select.shape[0]
+    rows = vertices if arrays.select is None else arrays.select.shape[0]
 
-    def step(carry: tuple[Arrays, Arrays], of: _Step) -> tuple[tuple[Arrays, Arrays], Arrays]:
+    def step(carry: tuple[Arrays, Arrays], segment: _Step) -> tuple[tuple[Arrays, Arrays], Arrays]:
         frontier, outs = carry
-        chosen = _chosen(loop, of, segments, given.select)
-        above, pushed = _segment(loop, of, chosen.index, frontier, _rows(given, of))
+        chosen = _chosen(loop, segment, segments, arrays.select)
+        above, pushed = _segment(loop, segment, chosen.index, frontier, _rows(arrays, segment))
         return (above, chosen.put(outs, pushed)), frontier
 
     first = [jnp.zeros((loop.shape.given, *a.shape), a.dtype) for a in loop.state_avals]
@@ -190,37 +190,37 @@ def _forward(loop: _Loop, vertices: int, given: Given, segments: SegmentArrays) 
 
 @always_compiled
 def _backward(
-    loop: _Loop, varied: Sequence[PyTree], given: Given, segments: SegmentArrays, frontiers: Arrays, cts: list[Cotangent]
+    loop: _Loop, varied: Sequence[PyTree], arrays: Given, segments: SegmentArrays, frontiers: Arrays, cts: list[Cotangent]
 ) -> tuple[PyTree, ...]:
     """Returns the cotangents of the params, inputs and edges in `varied`. Each segment runs again, the last one first.
 
     After them is `None` for the segments, and for `select`.
     """
-    pushed = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
+    float_pushes = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
     first = [x[0] for x in frontiers]
-    states = [is_float(x) for x in first]
+    float_states = [is_float(x) for x in first]
 
     def step(carry: tuple[PyTree, ...], xs: tuple[_Step, Arrays]) -> tuple[tuple[PyTree, ...], None]:
-        (of, frontier), (above, by_params, by_inputs, by_edges) = xs, carry
-        chosen = _chosen(loop, of, segments, given.select)
-        args = frontier, *_rows(given, of)[:3]
+        (segment, frontier), (above, by_params, by_inputs, by_edges) = xs, carry
+        chosen = _chosen(loop, segment, segments, arrays.select)
+        args = frontier, *_rows(arrays, segment)[:3]
 
-        def floats(by: tuple[PyTree, ...]) -> tuple[PyTree, Arrays]:
-            below, params, inputs, edges = with_differentiated(args, by)
-            found, outs = _segment(loop, of, chosen.index, below, Given(params, inputs, edges, None))
-            return differentiated(found, states), [outs[i] for i in pushed]
+        def floats(leaves: tuple[PyTree, ...]) -> tuple[PyTree, Arrays]:
+            below, params, inputs, edges = with_differentiated(args, leaves)
+            frontier_above, outs = _segment(loop, segment, chosen.index, below, Given(params, inputs, edges, None))
+            return differentiated(frontier_above, float_states), [outs[i] for i in float_pushes]
 
-        _, pull = jax.vjp(floats, differentiated(args, (states, *varied)))
-        ((below, ct_params, ct_rows, ct_edges),) = pull((above, chosen.cotangents([jnp.asarray(cts[i]) for i in pushed])))
+        _, pull = jax.vjp(floats, differentiated(args, (float_states, *varied)))
+        ((below, ct_params, ct_rows, ct_edges),) = pull((above, chosen.cotangents([jnp.asarray(cts[i]) for i in float_pushes])))
         by_params = jax.tree.map(jnp.add, by_params, ct_params)
         # Every vertex and every edge belongs to one segment.
-        by_inputs = jax.tree.map(lambda x, ct: x.at[of.vertex].set(ct, mode="drop"), by_inputs, ct_rows)
-        by_edges = jax.tree.map(lambda x, ct: x.at[of.edge].set(ct, mode="drop"), by_edges, ct_edges)
+        by_inputs = jax.tree.map(lambda x, ct: x.at[segment.vertex].set(ct, mode="drop"), by_inputs, ct_rows)
+        by_edges = jax.tree.map(lambda x, ct: x.at[segment.edge].set(ct, mode="drop"), by_edges, ct_edges)
         return (below, by_params, by_inputs, by_edges), None
 
-    zeros = jax.tree.map(jnp.zeros_like, differentiated((first, *given[:3]), (states, *varied)))
-    (_, *found), _ = lax.scan(step, zeros, (_steps(segments), frontiers), reverse=True)
-    return *found, None, None
+    zeros = jax.tree.map(jnp.zeros_like, differentiated((first, *arrays[:3]), (float_states, *varied)))
+    (_, *gradients), _ = lax.scan(step, zeros, (_steps(segments), frontiers), reverse=True)
+    return *gradients, None, None
 
 
 def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
@@ -229,10 +229,10 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
     def whole(params: Arrays, inputs: Arrays, edges: Arrays, segments: SegmentArrays, select: jax.Array | None) -> Arrays:
         return _forward(loop, vertices, Given(params, inputs, edges, select), segments)[0]
 
-    def forward(which: Any, *values: Any) -> tuple[Arrays, Callable[..., Any]]:
+    def forward(varied: Any, *values: Any) -> tuple[Arrays, Callable[..., Any]]:
         params, inputs, edges, segments, select = values
-        given = Given(params, inputs, edges, select)
-        outs, frontiers = _forward(loop, vertices, given, segments)
-        return outs, jax.tree_util.Partial(functools.partial(_backward, loop, which[:3]), given, segments, frontiers)
+        arrays = Given(params, inputs, edges, select)
+        outs, frontiers = _forward(loop, vertices, arrays, segments)
+        return outs, jax.tree_util.Partial(functools.partial(_backward, loop, varied[:3]), arrays, segments, frontiers)
 
     return reverse_differentiable(whole, forward, "run", once=True)

@@ -94,8 +94,8 @@ class Tuned(NamedTuple):
     def best(self) -> Timed:
         """The fastest layout, or the one used before if the fastest is hardly faster."""
         before, *others = self.layouts or [Timed(self.today, None)]
-        found = min(others, key=_us, default=before)
-        return found if _us(found) <= _WORTH * _us(before) else before
+        candidate = min(others, key=_us, default=before)
+        return candidate if _us(candidate) <= _WORTH * _us(before) else before
 
     def __str__(self) -> str:
         way = "forward" if self.forward else "backward"
@@ -156,24 +156,24 @@ def tune(
     return "\n".join(map(str, tune_tasks(tasks(F, params, sched, inputs, edges, target), target, seconds)))
 
 
-def tune_tasks(found: Iterable[Task], target: Target, seconds: float) -> list[Tuned]:
+def tune_tasks(launches: Iterable[Task], target: Target, seconds: float) -> list[Tuned]:
     """Times all promising layouts of some launches, and keeps the fastest."""
     end, out = time.monotonic() + seconds, []
-    for task in found:
+    for task in launches:
         layouts = fastest(task, target, end)
         out.append(Tuned(key_of(task), task.made.forward, layouts[0].config, layouts))
         keep(out[-1:], target)
     return out
 
 
-def keep(found: Sequence[Tuned], target: Target, replace: bool = True) -> None:
+def keep(launches: Sequence[Tuned], target: Target, replace: bool = True) -> None:
     """Saves the best layouts in the user's cache. `replace`: whether they replace those that are there by now.
 
     Raises `OSError` if the cache cannot be written.
     """
-    tuned.save(tuned.own_file(target.device_kind), {one.key: one.best.record for one in found}, replace)
+    tuned.save(tuned.own_file(target.device_kind), {launch.key: launch.best.record for launch in launches}, replace)
     now = tuned.nearest(target.device_kind)
-    if any(now[one.key] | {"us": 0} != Timed(one.today, 0).record for one in found):
+    if any(now[launch.key] | {"us": 0} != Timed(launch.today, 0).record for launch in launches):
         jax.clear_caches()  # what JAX has traced has the layouts of before
 
 
@@ -206,8 +206,8 @@ def promising(task: Task, target: Target) -> list[LaunchConfig]:
     fitting = [c for c in chip.candidates(program, task.made.precision, target) if not chip.is_crowded(program, c)]
     if chip.has_few_graphs(shape):
         fitting += chip.spread(fitting)
-    found = sorted((c for c in fitting if c != today), key=lambda c: chip.mean_cost(program, c, shape, shape.graphs))
-    return [today, *found[: PROMISING - 1]]
+    ranked = sorted((c for c in fitting if c != today), key=lambda c: chip.mean_cost(program, c, shape, shape.graphs))
+    return [today, *ranked[: PROMISING - 1]]
 
 
 def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) -> list[Timed]:
@@ -217,11 +217,11 @@ def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) 
     for first in range(0, len(layouts), AT_ONCE):
         if out and time.monotonic() > end:
             break
-        some = layouts[first : first + AT_ONCE]
-        lowered = [lower(task, config) for config in some]
+        configs = layouts[first : first + AT_ONCE]
+        lowered = [lower(task, config) for config in configs]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:
             steps = list(pool.map(compiled, lowered))
-        out += [Timed(c, (timer or by_the_clock)(step, task.given)) for c, step in zip(some, steps, strict=True)]
+        out += [Timed(c, (timer or by_the_clock)(step, task.given)) for c, step in zip(configs, steps, strict=True)]
     return out
 
 
@@ -234,8 +234,8 @@ def lower(task: Task, config: LaunchConfig) -> Any:
     """Lowers `PASSES` chained passes. The other direction keeps its usual layout."""
     forward = task.made.forward
 
-    def choose(level: LevelProgram, way: bool, other: LaunchConfig) -> LaunchConfig:
-        return dataclasses.replace(config, precision=other.precision) if way == forward else other
+    def choose(level: LevelProgram, is_forward: bool, usual: LaunchConfig) -> LaunchConfig:
+        return dataclasses.replace(config, precision=usual.precision) if is_forward == forward else usual
 
     engine = Persistent(layouts=chip.Layouts(choose))
 
@@ -244,7 +244,7 @@ def lower(task: Task, config: LaunchConfig) -> Any:
         out = run(task.F, params, sched, inputs, edges=edges, select=select, engine=engine)
         return jnp.asarray(sum((x.sum() for x in jax.tree.leaves(out) if is_float(x)), 0.0))
 
-    def one(params: PyTree, *rest: PyTree) -> PyTree:
+    def one_pass(params: PyTree, *rest: PyTree) -> PyTree:
         # Each pass reads what the one before wrote, so that XLA cannot run it once for all.
         if forward:
             value = loss(params, *rest)
@@ -252,20 +252,20 @@ def lower(task: Task, config: LaunchConfig) -> Any:
         grads = jax.grad(loss, allow_int=True)(params, *rest)
         return jax.tree.map(lambda p, g: p - 1e-6 * g if is_float(p) else p, params, grads)
 
-    def passes(given: PyTree) -> PyTree:
-        params, *rest = given
-        return jax.lax.scan(lambda params, _: (one(params, *rest), None), params, length=PASSES)[0]
+    def passes(arguments: PyTree) -> PyTree:
+        params, *rest = arguments
+        return jax.lax.scan(lambda params, _: (one_pass(params, *rest), None), params, length=PASSES)[0]
 
     return jax.jit(passes).lower(task.given)
 
 
-def by_the_clock(step: Any, given: PyTree) -> float:
+def by_the_clock(step: Any, arguments: PyTree) -> float:
     """Returns the microseconds of a pass: the least of three measurements."""
-    jax.block_until_ready(step(given))
+    jax.block_until_ready(step(arguments))
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        jax.block_until_ready(step(given))
+        jax.block_until_ready(step(arguments))
         times.append(time.perf_counter() - start)
     return 1e6 * min(times) / PASSES
 
@@ -315,9 +315,9 @@ def settle(jaxpr: Jaxpr, batches: PyTree, target: Target, seconds: float) -> lis
     except jax.errors.JaxRuntimeError as error:  # the step itself may still fit
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-    found = [Tuned(key, mark.made.forward, today[key], timed.get(key, [])) for key, mark in new.items()]
-    keep(found, target, replace=False)  # of processes that tune at the same time, the first one decides for all
-    return found
+    launches = [Tuned(key, mark.made.forward, today[key], timed.get(key, [])) for key, mark in new.items()]
+    keep(launches, target, replace=False)  # of processes that tune at the same time, the first one decides for all
+    return launches
 
 
 def tasks_of(marks: Mapping[str, LaunchMark], batches: PyTree) -> dict[str, Task]:
@@ -334,16 +334,16 @@ def tasks_of(marks: Mapping[str, LaunchMark], batches: PyTree) -> dict[str, Task
 def _schedules(batches: PyTree) -> dict[Shape, Schedule]:
     """Returns the first schedule of each shape."""
     leaves = jax.tree.leaves(batches, is_leaf=lambda x: isinstance(x, Schedule))
-    whole = {x.shape: np.asarray(x.data) for x in leaves if type(x) is Schedule}
-    return {shape: jax.device_put(Schedule(data.reshape(-1, data.shape[-1])[0], shape)) for shape, data in whole.items()}
+    by_shape = {x.shape: np.asarray(x.data) for x in leaves if type(x) is Schedule}
+    return {shape: jax.device_put(Schedule(data.reshape(-1, data.shape[-1])[0], shape)) for shape, data in by_shape.items()}
 
 
 def _task(mark: LaunchMark, sched: Schedule) -> Task:
-    some = 0.1 * np.random.default_rng(0).standard_normal(1 << 12, np.float32)
+    noise = 0.1 * np.random.default_rng(0).standard_normal(1 << 12, np.float32)
 
     def drawn(x: Shaped, *rows: int) -> jax.Array:
         like = stored_aval(x)
-        values = np.resize(some if jnp.issubdtype(like.dtype, jnp.floating) else np.zeros(1), (*rows, *like.shape))
+        values = np.resize(noise if jnp.issubdtype(like.dtype, jnp.floating) else np.zeros(1), (*rows, *like.shape))
         return from_stored(jnp.asarray(values, like.dtype), key_impl(x))
 
     plan, shape = mark.job.plan, sched.shape
@@ -358,14 +358,14 @@ def few_timed(tasks: Mapping[str, Task], target: Target, seconds: float) -> dict
 
     The layouts of all tasks compile side by side. Those that are not compiled in time go on in the background, unused.
     """
-    begin, found = time.monotonic(), dict[str, list[Timed]]()
+    begin, timed = time.monotonic(), dict[str, list[Timed]]()
     left = lambda part: part * seconds - (time.monotonic() - begin)  # noqa: E731
     layouts = [[(key, config) for config in promising(task, target)[:FEW]] for key, task in tasks.items()]
-    firsts = [some[0] for some in layouts]
+    firsts = [pairs[0] for pairs in layouts]
     pool = concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1))
     running: list[tuple[str, LaunchConfig, concurrent.futures.Future[Any]]] = []
     try:
-        for key, config in (one for some in itertools.zip_longest(*layouts) for one in some if one):
+        for key, config in (pair for pairs in itertools.zip_longest(*layouts) for pair in pairs if pair):
             if left(COMPILING) <= 0:
                 break
             with contextlib.suppress(Unfit):  # F alone, without the step around it, may keep more for its backward
@@ -374,6 +374,6 @@ def few_timed(tasks: Mapping[str, Task], target: Target, seconds: float) -> dict
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     for key, config, future in running:
-        if future.done() and not future.cancelled() and left(1) > 0 and (key in found or (key, config) in firsts):
-            found.setdefault(key, []).append(Timed(config, by_the_clock(future.result(), tasks[key].given)))
-    return found
+        if future.done() and not future.cancelled() and left(1) > 0 and (key in timed or (key, config) in firsts):
+            timed.setdefault(key, []).append(Timed(config, by_the_clock(future.result(), tasks[key].given)))
+    return timed

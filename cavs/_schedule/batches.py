@@ -92,11 +92,11 @@ class StackScheduler:
     def _compiled(self, source: "Source", batches: Sequence[np.ndarray], cut: Cut, shape: Shape, out: np.ndarray) -> None:
         """Schedules the batches in one call of the library, which writes to `out`."""
         index = np.concatenate(batches, dtype=np.int64)
-        counts, failed = np.array([len(some) for some in batches], np.int64), np.zeros(1, np.int64)
+        counts, failed = np.array([len(batch) for batch in batches], np.int64), np.zeros(1, np.int64)
         tables, layout = _tables(cut), _layout(shape)  # held here: a cache may drop them
         threads = max(1, min(self._threads, len(batches), len(batches) * shape.vertices // PER_THREAD))
-        given = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
-        status = _library().cavs_schedule(*given, _address(out), threads, _address(failed))
+        arguments = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
+        status = _library().cavs_schedule(*arguments, _address(out), threads, _address(failed))
         if status == NO_ROOM:
             raise no_room(batches[int(failed[0])], shape)
         _check(status)
@@ -111,10 +111,10 @@ class Source:
         offsets = [(graphs.vertex_offsets, len(graphs) + 1), (graphs.child_offsets, vertices + 1)]
         arrays = [(graphs.children, edges), (graphs.height, vertices), (kind, vertices)]
         arrays += [(getattr(graphs, name), vertices) for name in fields]
-        found = [_checked(x, np.int64, n) for x, n in offsets] + [_checked(x, np.int32, n) for x, n in arrays]
-        self._kept = found  # the library has their addresses
-        at = [None if x is None else _address(x) for x in found]
-        self.arrays = GraphArrays(len(graphs), vertices, edges, num_kinds, *at[:5], (ctypes.c_void_p * 3)(*at[5:]))
+        checked = [_checked(x, np.int64, n) for x, n in offsets] + [_checked(x, np.int32, n) for x, n in arrays]
+        self._kept = checked  # the library has their addresses
+        pointers = [None if x is None else _address(x) for x in checked]
+        self.arrays = GraphArrays(len(graphs), vertices, edges, num_kinds, *pointers[:5], (ctypes.c_void_p * 3)(*pointers[5:]))
         self.num_kinds, self.num_graphs = num_kinds, len(graphs)
 
 
@@ -142,8 +142,8 @@ class CompiledBatch:
         self._library, self._source, self._batch = _library(), source, ctypes.c_void_p()
         facts = np.empty(5 + 3 * source.num_kinds, np.int64)
         _check(self._library.cavs_open(source.arrays, None, source.num_graphs, _address(facts), self._batch))
-        vertices, height, fan_in, rooted, forest, *each = facts.tolist()
-        per_kind = [tuple(each[i : i + source.num_kinds]) for i in range(0, len(each), source.num_kinds)]
+        vertices, height, fan_in, rooted, forest, *counts = facts.tolist()
+        per_kind = [tuple(counts[i : i + source.num_kinds]) for i in range(0, len(counts), source.num_kinds)]
         self.sizes = BatchSizes(source.num_graphs, vertices, height, fan_in, bool(rooted), bool(forest), *per_kind)
 
     def __del__(self) -> None:
@@ -195,7 +195,7 @@ class _Tables:
     def __init__(self, cut: Cut):
         limited, widths = cut.limited, np.array(cut.widths, np.int64)
         pieces = np.zeros((0, 0), np.int64) if limited else np.ascontiguousarray(decomposition(cut.widths), np.int64)
-        limits, cost = np.array([of[:3] for of in limited], np.int64), np.array([of.cost for of in limited], np.float64)
+        limits, cost = np.array([cls[:3] for cls in limited], np.int64), np.array([cls.cost for cls in limited], np.float64)
         self._kept = widths, pieces, limits, cost
         classes = len(cut.classes)
         sizes = classes, len(limited), classes - 1, LARGE_FAN_IN

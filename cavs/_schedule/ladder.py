@@ -38,8 +38,8 @@ def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tu
     largest = most_graphs * counts.max(1)
     top = int(largest[:2].sum())
     steps = np.geomspace(min(np.quantile(singles, 0.25), top), top, count) if count > 1 else [top]
-    found = [sample[total <= step].max(0) for step in steps[:-1] if (total <= step).any()]
-    shapes = [shape_for(graphs, names, each, most_graphs, options) for each in (*found, largest)]
+    maxima = [sample[total <= step].max(0) for step in steps[:-1] if (total <= step).any()]
+    shapes = [shape_for(graphs, names, most, most_graphs, options) for most in (*maxima, largest)]
     return tuple(sorted(dict.fromkeys(shapes), key=lambda s: s.vertices))
 
 
@@ -49,11 +49,11 @@ def schedule_into(graphs: Graphs, shapes: Sequence[Shape]) -> Schedule | None:
     The schedule has the shape's number of graphs. Those after the graphs of the batch have no vertices; their roots are the
     first graph's.
     """
-    alike = _as_in(graphs, shapes[0])
-    if alike is None:
+    adapted = _as_in(graphs, shapes[0])
+    if adapted is None:
         return None
-    one = shapes[0]
-    batch = sort_batch(alike, len(one.kinds), _kinds_of(one), one.fields)
+    first = shapes[0]
+    batch = sort_batch(adapted, len(first.kinds), _kinds_of(first), first.fields)
     for shape in shapes:
         with contextlib.suppress(NoRoom):
             batch.cut(Cut(shape.classes))
@@ -70,8 +70,8 @@ def _as_in(graphs: Graphs, shape: Shape) -> Graphs | None:
         kind = np.array([shape.kinds.index(n) if n in shape.kinds else -1 for n in graphs.kind_names], np.int32)[kind]
     if graphs._arity == shape.arity and kind is graphs.kind and graphs.kind_names in (None, shape.kinds):
         return graphs
-    alike = dataclasses.replace(graphs, kind=kind, kind_names=None if kind is None else shape.kinds)
-    return alike._of_data(shape.arity, shape.mixed)
+    adapted = dataclasses.replace(graphs, kind=kind, kind_names=None if kind is None else shape.kinds)
+    return adapted._of_data(shape.arity, shape.mixed)
 
 
 def _kinds_of(shape: Shape) -> Kinds:
@@ -81,57 +81,57 @@ def _kinds_of(shape: Shape) -> Kinds:
 
 def _differences(graphs: Graphs, shape: Shape) -> list[str]:
     """Says what keeps these graphs from any shape of a ladder of which `shape` is one, whatever their sizes."""
-    facts, found = graphs._facts, []
+    facts, differences = graphs._facts, []
     arities = np.unique(facts.num_children[facts.num_children > 0])
     if shape.arity and not (arities == shape.arity).all():
-        other = int(arities[arities != shape.arity][0])
-        found.append(f"a vertex with {counted(other, 'child')}; expected {shape.arity} at each vertex that has any")
+        arity = int(arities[arities != shape.arity][0])
+        differences.append(f"a vertex with {counted(arity, 'child')}; expected {shape.arity} at each vertex that has any")
     most = min(shape.most_children, shape.fan_in) if shape.fan_in <= SMALL_FAN_IN else shape.most_children
     if not shape.arity and (fan_in := int(facts.fan_in.max(initial=0))) > most:
-        found.append(f"a vertex with {counted(fan_in, 'child')}; expected at most {most}")
+        differences.append(f"a vertex with {counted(fan_in, 'child')}; expected at most {most}")
     if shape.rooted and (facts.roots != 1).any():
-        found.append("a graph with several roots; expected one root per graph")
+        differences.append("a graph with several roots; expected one root per graph")
     if shape.forest and graphs.num_vertices - int(facts.roots.sum()) != graphs.num_edges:
-        found.append("a vertex with two parents; expected trees")
+        differences.append("a vertex with two parents; expected trees")
     missing = [field for field in shape.fields if getattr(graphs, field) is None]
-    found += [f"no {field} of the vertices, which the forward reads" for field in missing]
+    differences += [f"no {field} of the vertices, which the forward reads" for field in missing]
     if shape.kinds == ("",):
-        return found
+        return differences
     if graphs.kind is None:
-        return [*found, f"vertices without kinds; expected the kinds {', '.join(shape.kinds)}"]
+        return [*differences, f"vertices without kinds; expected the kinds {', '.join(shape.kinds)}"]
     names = kind_names(graphs, True)
     used, inner = ([names[k] for k in np.unique(kind)] for kind in (graphs.kind, graphs.kind[graphs.height > 0]))
     known = shape.kinds if graphs.kind_names else tuple(map(str, range(len(shape.kinds))))
     unknown = [name for name in used if name not in known]
-    found += [f"the kind {name!r}; expected one of {', '.join(shape.kinds)}" for name in unknown[:1]]
-    others = [name for name in inner if shape.mixed and name not in [known[k] for k in shape.mixed]]
+    differences += [f"the kind {name!r}; expected one of {', '.join(shape.kinds)}" for name in unknown[:1]]
+    misplaced = [name for name in inner if shape.mixed and name not in [known[k] for k in shape.mixed]]
     mixed = ", ".join(shape.kinds[k] for k in shape.mixed)
-    found += [f"children at a vertex of kind {name!r}; expected them at {mixed} only" for name in others[:1]]
-    return found
+    differences += [f"children at a vertex of kind {name!r}; expected them at {mixed} only" for name in misplaced[:1]]
+    return differences
 
 
 def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
     """Returns which numbers of a batch are too large for all shapes of a ladder, as a part of an error message."""
-    found = _differences(graphs, shapes[0])
-    if found:
-        return _all(found)
+    reasons = _differences(graphs, shapes[0])
+    if reasons:
+        return _all(reasons)
     largest = shapes[-1]
-    alike = _as_in(graphs, largest)
-    assert alike is not None
-    names, counts = counts_of(alike, _kinds_of(largest))
+    adapted = _as_in(graphs, largest)
+    assert adapted is not None
+    names, counts = counts_of(adapted, _kinds_of(largest))
     needed = [("graphs", len(graphs), largest.graphs)]
     rooms = {"leaves": largest.leaves, "vertices with children": largest.inner, "edges": largest.edges}
-    for (what, room), of in zip(rooms.items(), counts.sum(1).tolist(), strict=True):
-        each = zip(names, of, room, strict=True)
-        needed += [(what + (f" of kind {name!r}" if name else ""), n, most) for name, n, most in each]
-    found = [f"{n} {what}; expected at most {most}" for what, n, most in needed if n > most]
-    if not found:
+    for (noun, room), totals in zip(rooms.items(), counts.sum(1).tolist(), strict=True):
+        by_kind = zip(names, totals, room, strict=True)
+        needed += [(noun + (f" of kind {name!r}" if name else ""), n, most) for name, n, most in by_kind]
+    reasons = [f"{n} {noun}; expected at most {most}" for noun, n, most in needed if n > most]
+    if not reasons:
         levels = int(graphs.height.max(initial=0)) + 1
         room = counted(largest.levels, "level") if largest.levels else counted(largest.tasks, "task")
-        found = [f"{counted(levels, 'level')}; expected fewer, which fit {room}"]
-    return _all(found)
+        reasons = [f"{counted(levels, 'level')}; expected fewer, which fit {room}"]
+    return _all(reasons)
 
 
-def _all(found: list[str]) -> str:
+def _all(reasons: list[str]) -> str:
     """Joins texts of the form "3 leaves; expected at most 2"."""
-    return found[0] if len(found) == 1 else " and ".join(f"{text.replace('; ', ' (', 1)})" for text in found)
+    return reasons[0] if len(reasons) == 1 else " and ".join(f"{reason.replace('; ', ' (', 1)})" for reason in reasons)

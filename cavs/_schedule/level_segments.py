@@ -90,13 +90,13 @@ def in_segments(
     segments = [s for (graphs, _), cut in zip(batches, cuts, strict=True) for s in _divided(graphs, cut, given)]
     graphs = _as_graphs(segments, [graphs for graphs, _ in batches], given, options.kinds)
     options = options._replace(kinds=True, fields=(), exact=False, shapes=None)
-    each = [np.array([i]) for i in range(len(segments))]
-    ((shape,),) = few_shapes([(graphs, options)], [each], 1)
+    singles = [np.array([i]) for i in range(len(segments))]
+    ((shape,),) = few_shapes([(graphs, options)], [singles], 1)
     shape = like.shape if like is not None and like.given == given and covers(like.shape, shape) else shape
-    data, out = StackScheduler(graphs, options).stack(each, shape), []
+    data, out = StackScheduler(graphs, options).stack(singles, shape), []
     for b, (_, sched) in enumerate(batches):
-        mine = slice(b * count, (b + 1) * count)
-        arrays = _arrays(segments[mine], data[mine], shape, sched.shape, given)
+        part = slice(b * count, (b + 1) * count)
+        arrays = _arrays(segments[part], data[part], shape, sched.shape, given)
         out.append(SegmentedSchedule(sched.data, sched.shape, arrays, SegmentShape(given, shape)))
     return out
 
@@ -115,12 +115,12 @@ def _cut(graphs: Graphs, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     until = segment.copy()
     np.maximum.at(until, children, segment[parents])
     ends = np.bincount(segment, minlength=count).cumsum()
-    found, live = [], np.zeros(0, int)
+    cuts, live = [], np.zeros(0, int)
     for k, own in enumerate(np.split(np.argsort(segment, kind="stable"), ends[:-1])):
         live = np.concatenate([live, own])
         live = live[until[live] > k]
-        found.append((own, live))
-    return found
+        cuts.append((own, live))
+    return cuts
 
 
 def _divided(graphs: Graphs, cut: list[tuple[np.ndarray, np.ndarray]], given: int) -> Iterator[_Segment]:
@@ -137,25 +137,25 @@ def _divided(graphs: Graphs, cut: list[tuple[np.ndarray, np.ndarray]], given: in
 
 def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kinds: Kinds) -> Graphs:
     """Returns one graph for each segment."""
-    none, each = np.zeros(given, np.int64), len(segments) // len(batches)
+    zeros, per_batch = np.zeros(given, np.int64), len(segments) // len(batches)
     names = max((kind_names(graphs, kinds) for graphs in batches), key=len)
     kind = [scheduled_kinds(graphs, bool(kinds)) for graphs in batches]
     kind = [np.zeros(graphs.num_vertices, np.int64) if k is None else k for graphs, k in zip(batches, kind, strict=True)]
     return Graphs.build(
         [given + len(s.own) for s in segments],
-        np.concatenate([x for s in segments for x in (none, s.num_children)]),
+        np.concatenate([x for s in segments for x in (zeros, s.num_children)]),
         np.concatenate([s.children for s in segments]),
-        kind=np.concatenate([x for i, s in enumerate(segments) for x in (none + len(names), kind[i // each][s.own])]),
+        kind=np.concatenate([x for i, s in enumerate(segments) for x in (zeros + len(names), kind[i // per_batch][s.own])]),
         kind_names=(*names, GIVEN),
     )
 
 
-def _arrays(segments: list[_Segment], data: np.ndarray, shape: Shape, whole: Shape, given: int) -> SegmentArrays:
-    """Returns the integers of the segments of one batch, whose schedules are `data`, for the batch's shape `whole`."""
-    vertex = np.full((len(segments), shape.vertices), whole.vertices, np.int32)
-    edge = np.full((len(segments), shape.all_edges), whole.all_edges, np.int32)
+def _arrays(segments: list[_Segment], data: np.ndarray, shape: Shape, batch_shape: Shape, given: int) -> SegmentArrays:
+    """Returns the integers of the segments of one batch, whose schedules are `data`, for the batch's shape, `batch_shape`."""
+    vertex = np.full((len(segments), shape.vertices), batch_shape.vertices, np.int32)
+    edge = np.full((len(segments), shape.all_edges), batch_shape.all_edges, np.int32)
     frontier = np.zeros((len(segments), given), np.int32)
-    segment, place = np.full(whole.vertices, -1, np.int32), np.zeros(whole.vertices, np.int32)
+    segment, place = np.full(batch_shape.vertices, -1, np.int32), np.zeros(batch_shape.vertices, np.int32)
     for k, s in enumerate(segments):
         vertex[k, given : given + len(s.own)] = s.own
         edge[k, : len(s.edges)] = s.edges

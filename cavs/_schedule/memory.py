@@ -34,14 +34,14 @@ def pinned(*dims: int) -> np.ndarray:
     if "pinned_host" not in (space.kind for space in device.addressable_memories()):
         return aligned(*dims)
     try:
-        there = jax.device_put(np.full(dims, mark, np.int32), SingleDeviceSharding(device, memory_kind="pinned_host"))
-        memory = (ctypes.c_int32 * there.size).from_address(there.block_until_ready().unsafe_buffer_pointer())
+        buffer = jax.device_put(np.full(dims, mark, np.int32), SingleDeviceSharding(device, memory_kind="pinned_host"))
+        memory = (ctypes.c_int32 * buffer.size).from_address(buffer.block_until_ready().unsafe_buffer_pointer())
     except jax.errors.JaxRuntimeError:  # there is no more of it
         return aligned(*dims)
-    memory.owner = there  # NumPy's array keeps `memory`
-    found = np.frombuffer(memory, np.int32).reshape(dims)
+    memory.owner = buffer  # NumPy's array keeps `memory`
+    view = np.frombuffer(memory, np.int32).reshape(dims)
     # JAX writes the marks on a thread of its own. Any that came later would overwrite a schedule.
-    return found if (found == mark).all() else aligned(*dims)
+    return view if (view == mark).all() else aligned(*dims)
 
 
 class Recycled:

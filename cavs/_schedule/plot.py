@@ -163,9 +163,9 @@ def _draw_graphs(axes: Axes, graphs: Graphs, colour: Colours) -> None:
     depth = int(graph.height.max()) + 1
     size = f"{counted(f'{n:,}', 'vertex')}, {counted(f'{graph.num_edges:,}', 'edge')}, {counted(depth, 'level')}"
     if shown < len(graphs):
-        which = "the first graph" if shown == 1 else f"the first {shown} graphs"
+        drawn = "the first graph" if shown == 1 else f"the first {shown} graphs"
         title = (
-            f"only {which} of {len(graphs):,}, as more than {MAX_BATCH_VERTICES} vertices\nare not drawn side by side: {size}"
+            f"only {drawn} of {len(graphs):,}, as more than {MAX_BATCH_VERTICES} vertices\nare not drawn side by side: {size}"
         )
     else:
         title = f"{'the graph' if shown == 1 else f'all {shown} graphs'}: {size}"
@@ -212,11 +212,11 @@ def _name_vertices(axes: Axes, graph: Graphs, x: np.ndarray, y: np.ndarray, tall
     # matplotlib would render text between dollar signs as mathematics.
     names = [name_of(graph, v).replace("$", r"\$") for v in range(graph.num_vertices)]
     below = int(leaf.sum()) > 1
-    longest = max((len(name) for name, at in zip(names, leaf, strict=True) if at), default=0)
+    longest = max((len(name) for name, is_leaf in zip(names, leaf, strict=True) if is_leaf), default=0)
     turned = below and longest * leaf.sum() > 55
     paper = {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
-    for name, at, place in zip(names, leaf, zip(x, y, strict=True), strict=True):
-        if name and at and below:
+    for name, is_leaf, place in zip(names, leaf, zip(x, y, strict=True), strict=True):
+        if name and is_leaf and below:
             rotation = 90 if turned else 0
             axes.annotate(name, place, (0, -9), textcoords="offset points", ha="center", va="top", rotation=rotation)
         elif name:

@@ -42,8 +42,8 @@ class ReferenceBatch:
         self._graph = np.arange(len(graphs)).repeat(sizes)
         child = graphs.children + graphs.vertex_offsets[self._graph.repeat(num_children)]
 
-        own = scheduled_kinds(graphs, kinds)
-        kind = np.zeros(len(vertex), np.int64) if own is None else own
+        scheduled = scheduled_kinds(graphs, kinds)
+        kind = np.zeros(len(vertex), np.int64) if scheduled is None else scheduled
         levels = int(graphs.height.max(initial=0)) + 1
         key = graphs.height.astype(np.int64) * num_kinds + kind
         self._counts = np.bincount(key, minlength=levels * num_kinds).reshape(levels, num_kinds)
@@ -83,44 +83,44 @@ class ReferenceBatch:
 
         Raises `NoRoom` if a vertex has more children than a task has room for.
         """
-        found: list[tuple[int, ...]] = []
+        tasks: list[tuple[int, ...]] = []
         row, starts = 0, [0] * len(self.sizes.inner)
         for level, counts in enumerate(self._counts[1:].tolist(), 1):
             for kind, count in enumerate(counts):
                 first, start = self._inner_start[kind], starts[kind]
                 for cls, size in self._pieces(cut, int(first) + start, count):
                     edge, end = self._before[[first + start, first + start + size]] - self._before[first]
-                    found.append((kind * len(cut.classes) + cls, row, start, size, edge, end - edge, level))
+                    tasks.append((kind * len(cut.classes) + cls, row, start, size, edge, end - edge, level))
                     row, start = row + size, start + size
                 starts[kind] = start
-        self._tasks = Tasks(*np.array(found, np.int64).reshape(-1, 7).T)
-        return len(found)
+        self._tasks = Tasks(*np.array(tasks, np.int64).reshape(-1, 7).T)
+        return len(tasks)
 
-    def _pieces(self, cut: Cut, at: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yields (class, number of vertices) of each task of a run: the `count` inner rows from `at` on are of one level."""
-        limited, end = cut.limited, at + count
+    def _pieces(self, cut: Cut, row: int, count: int) -> Iterator[tuple[int, int]]:
+        """Yields (class, number of vertices) of each task of a run: the `count` inner rows from `row` on are of one level."""
+        limited, end = cut.limited, row + count
         if not limited:  # a task always has room for the edges of its vertices
             whole, rest = divmod(count, cut.widths[0])
             tasks = decomposition(cut.widths)[rest, :-1].tolist()
             tasks[0] += whole
             for cls, (width, number) in enumerate(zip(cut.widths, tasks, strict=True)):
                 for _ in range(number):
-                    yield cls, min(width, end - at)
-                    at += width
+                    yield cls, min(width, end - row)
+                    row += width
             return
-        while at < end:
+        while row < end:
             cls, size = len(cut.classes) - 1, 1  # a vertex of very many children, and its own class
-            if self._num_children[at] <= LARGE_FAN_IN:
+            if self._num_children[row] <= LARGE_FAN_IN:
                 best = np.inf
-                for of in limited:  # the class of the least cost per vertex
-                    most = min(at + of.vertices, end)
-                    take = bisect.bisect_right(self._before, self._before[at] + of.edges, at + 1, most + 1) - 1 - at
-                    if take and of.cost / take < best:
-                        best, cls, size = of.cost / take, of.cls, take
+                for limit in limited:  # the class of the least cost per vertex
+                    most = min(row + limit.vertices, end)
+                    take = bisect.bisect_right(self._before, self._before[row] + limit.edges, row + 1, most + 1) - 1 - row
+                    if take and limit.cost / take < best:
+                        best, cls, size = limit.cost / take, limit.cls, take
                 if not np.isfinite(best):
-                    raise NoRoom(f"a vertex has {self._num_children[at]} children; tasks have room for {cut.classes}.")
+                    raise NoRoom(f"a vertex has {self._num_children[row]} children; tasks have room for {cut.classes}.")
             yield cls, size
-            at += size
+            row += size
 
     def write(self, shape: Shape) -> np.ndarray:
         """Returns the integers of the schedule, after `cut`. Raises `NoRoom` if the batch does not fit `shape`."""
@@ -128,55 +128,55 @@ class ReferenceBatch:
             raise NoRoom(f"a batch has {self.sizes}; its shape is {shape}.")
         data = aligned(length_of(shape))
         data[:] = 0
-        at = {name: data[begin:end].reshape(dims) for name, (begin, end, dims) in slots_of(shape).items()}
-        self._write_vertices(at, shape)
-        self._write_edges(at, shape)
-        self._write_tasks(at, shape)
+        slots = {name: data[begin:end].reshape(dims) for name, (begin, end, dims) in slots_of(shape).items()}
+        self._write_vertices(slots, shape)
+        self._write_edges(slots, shape)
+        self._write_tasks(slots, shape)
         if shape.levels:
-            self._write_scripts(at, shape)
+            self._write_scripts(slots, shape)
         return data
 
-    def _write_vertices(self, at: dict[str, np.ndarray], shape: Shape) -> None:
+    def _write_vertices(self, slots: dict[str, np.ndarray], shape: Shape) -> None:
         sizes, graphs, vertices = self.sizes, self._graphs, self.sizes.vertices
-        at["num_vertices"][...] = vertices
-        at["leaf_count"][:], at["inner_count"][:] = sizes.leaves, sizes.inner
-        at["leaf_row"][:] = shape.pad + np.cumsum(sizes.leaves) - sizes.leaves
-        _by_kind(at["leaf_vertex"], self._leaf, sizes.leaves, shape.leaves)
-        _by_kind(at["inner_vertex"], self._inner, sizes.inner, shape.inner)
-        at["row"][:vertices] = shape.pad + self._position
-        at["graph_end"][:] = vertices  # also for the graphs that a server adds
-        at["graph_end"][: len(graphs)] = graphs.vertex_offsets[1:]
+        slots["num_vertices"][...] = vertices
+        slots["leaf_count"][:], slots["inner_count"][:] = sizes.leaves, sizes.inner
+        slots["leaf_row"][:] = shape.pad + np.cumsum(sizes.leaves) - sizes.leaves
+        _by_kind(slots["leaf_vertex"], self._leaf, sizes.leaves, shape.leaves)
+        _by_kind(slots["inner_vertex"], self._inner, sizes.inner, shape.inner)
+        slots["row"][:vertices] = shape.pad + self._position
+        slots["graph_end"][:] = vertices  # also for the graphs that a server adds
+        slots["graph_end"][: len(graphs)] = graphs.vertex_offsets[1:]
         if sizes.rooted:
-            at["roots"][:] = self._root[0] if len(graphs) else 0
-            at["roots"][: len(graphs)] = self._root
+            slots["roots"][:] = self._root[0] if len(graphs) else 0
+            slots["roots"][: len(graphs)] = self._root
         for name in shape.fields:
-            at[name][:] = -1
-            at[name][:vertices] = getattr(graphs, name)
+            slots[name][:] = -1
+            slots[name][:vertices] = getattr(graphs, name)
 
-    def _write_edges(self, at: dict[str, np.ndarray], shape: Shape) -> None:
+    def _write_edges(self, slots: dict[str, np.ndarray], shape: Shape) -> None:
         sizes = self.sizes
-        _by_kind(at["edge_child"], shape.pad + self._child, sizes.edges, shape.edges)
+        _by_kind(slots["edge_child"], shape.pad + self._child, sizes.edges, shape.edges)
         if not shape.arity:
             start = self._inner_start.repeat(sizes.inner)
-            _by_kind(at["first_edge"], self._before[:-1] - self._before[start], sizes.inner, shape.inner)
-            _by_kind(at["num_children"], self._num_children, sizes.inner, shape.inner)
+            _by_kind(slots["first_edge"], self._before[:-1] - self._before[start], sizes.inner, shape.inner)
+            _by_kind(slots["num_children"], self._num_children, sizes.inner, shape.inner)
             owner = (np.arange(len(self._inner)) - start).repeat(self._num_children)
-            _by_kind(at["edge_owner"], owner, sizes.edges, shape.edges, shape.inner)
+            _by_kind(slots["edge_owner"], owner, sizes.edges, shape.edges, shape.inner)
 
-    def _write_tasks(self, at: dict[str, np.ndarray], shape: Shape) -> None:
+    def _write_tasks(self, slots: dict[str, np.ndarray], shape: Shape) -> None:
         """Writes tasks, and rounds: a round is one pass through all loops, in ascending order."""
         tasks, count, loops = self._tasks, len(self._tasks.row), len(shape.kinds) * len(shape.classes)
-        at["task_row"][:count] = shape.pad + sum(self.sizes.leaves) + tasks.row
+        slots["task_row"][:count] = shape.pad + sum(self.sizes.leaves) + tasks.row
         for name in ("start", "size", "level") if shape.arity else ("start", "size", "level", "edge", "edges"):
-            at[f"task_{name}"][:count] = getattr(tasks, name)
+            slots[f"task_{name}"][:count] = getattr(tasks, name)
         new = np.ones(count, bool)
         new[1:] = np.diff(tasks.loop) < 0
         number, rounds = new.cumsum() - 1, int(new.sum())
         ends = np.bincount(number * loops + tasks.loop, minlength=rounds * loops).cumsum()
-        at["round_end"][:rounds] = ends.reshape(rounds, loops)
-        at["num_tasks"][...], at["num_rounds"][...] = count, rounds
+        slots["round_end"][:rounds] = ends.reshape(rounds, loops)
+        slots["num_tasks"][...], slots["num_rounds"][...] = count, rounds
 
-    def _write_scripts(self, at: dict[str, np.ndarray], shape: Shape) -> None:
+    def _write_scripts(self, slots: dict[str, np.ndarray], shape: Shape) -> None:
         """Writes scripts of engine `persistent` (VPPS, section III-B): the rows that each virtual processor runs at each level.
 
         Graphs are divided, in order, into `PARTS` parts of about equal work. The rows of a level are sorted by graph, so the
@@ -185,21 +185,21 @@ class ReferenceBatch:
         atomics, and the sums are the same in every run.
         """
         height = self._graphs.height[self._inner]
-        at["num_levels"][...] = self.sizes.height
+        slots["num_levels"][...] = self.sizes.height
         # The part of a graph follows from the number of inner vertices before it, plus half of its own.
         work = np.bincount(self._graph[self._inner], minlength=self.sizes.graphs)
         done = np.maximum(work.cumsum() - work // 2 - 1, 0)
         part = np.minimum(done * PARTS // max(len(height), 1), PARTS - 1)
         slot = (height - 1) * PARTS + part[self._graph[self._inner]]
-        at["part_start"][1:] = np.bincount(slot, minlength=shape.levels * PARTS).cumsum()
+        slots["part_start"][1:] = np.bincount(slot, minlength=shape.levels * PARTS).cumsum()
         edge, child = np.arange(len(self._child)), shape.pad + self._child
         if shape.forest:
-            at["parent_edge"][:] = -1
-            at["parent_edge"][child] = edge
+            slots["parent_edge"][:] = -1
+            slots["parent_edge"][child] = edge
         else:
             count = np.bincount(child, minlength=shape.rows)
-            at["parent_edge"][: len(edge)] = np.argsort(child, kind="stable")
-            at["parent_first"][:], at["parent_count"][:] = count.cumsum() - count, count
+            slots["parent_edge"][: len(edge)] = np.argsort(child, kind="stable")
+            slots["parent_first"][:], slots["parent_count"][:] = count.cumsum() - count, count
 
 
 def _by_kind(

@@ -119,8 +119,8 @@ class Schedule:
         """
         vertices, graphs = self.shape.vertices, self.shape.graphs
         if isinstance(self.data, np.ndarray):
-            found: Any = np.arange(graphs + 1, dtype=np.int32).repeat(np.diff(self.graph_end, prepend=0, append=vertices))
-            return found
+            graph: Any = np.arange(graphs + 1, dtype=np.int32).repeat(np.diff(self.graph_end, prepend=0, append=vertices))
+            return graph
         vertex = jnp.arange(vertices, dtype=jnp.int32)
         return jnp.searchsorted(self.graph_end, vertex, side="right", method="scan_unrolled").astype(jnp.int32)
 
@@ -206,17 +206,17 @@ class Schedule:
     @property
     def num_edges(self) -> int:
         """The number of edges. Not for a traced schedule."""
-        here = self.host()
-        return int(here.task_edges[: int(here.num_tasks)].sum())
+        host = self.host()
+        return int(host.task_edges[: int(host.num_tasks)].sum())
 
     @property
     def widths(self) -> np.ndarray:
         """(levels,) number of vertices of each level, leaves first. Not for a traced schedule."""
-        here = self.host()
-        tasks = int(here.num_tasks)
-        inner = np.bincount(here.task_level[:tasks], here.task_size[:tasks], minlength=1)
-        inner[0] = here.leaf_count.sum()
-        return inner.astype(int) if int(here.num_vertices) else np.zeros(0, int)
+        host = self.host()
+        tasks = int(host.num_tasks)
+        inner = np.bincount(host.task_level[:tasks], host.task_size[:tasks], minlength=1)
+        inner[0] = host.leaf_count.sum()
+        return inner.astype(int) if int(host.num_vertices) else np.zeros(0, int)
 
     @property
     def waste(self) -> float:
@@ -272,10 +272,10 @@ class Schedule:
         )
 
 
-def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int, size: int, what: str) -> Any:
-    """Pads an array of `count` rows to `size` rows of `fill`; `function` and `what` are for an error message."""
+def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int, size: int, expected: str) -> Any:
+    """Pads an array of `count` rows to `size` rows of `fill`; `function` and `expected` are for an error message."""
     if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
-        bits = _padded(function, jax.random.key_data(array), fill, count, size, what)
+        bits = _padded(function, jax.random.key_data(array), fill, count, size, expected)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
     rows = np.asarray(array)
     if rows.shape[:1] != (count,):
@@ -283,7 +283,7 @@ def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int,
         got, write = "None" if array is None else f"shape {rows.shape}", ""
         if isinstance(array, dict):
             got, write = "a dict", f" For a pytree of arrays, write jax.tree.map(sched.{method}, rows)."
-        raise ValueError(f"{function}: array: got {got}; expected ({count}, ...), {what}.{write}")
+        raise ValueError(f"{function}: array: got {got}; expected ({count}, ...), {expected}.{write}")
     if rows.dtype.kind in "biu" and not _holds(rows.dtype, fill):
         raise ValueError(
             f"{function}: fill: got {fill!r}; expected a value of {rows.dtype}, which the array has. Write array.astype(...), "
@@ -296,9 +296,9 @@ def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int,
 
 def _holds(dtype: np.dtype, value: ArrayLike) -> bool:
     """Whether a dtype of integers or booleans has the number `value`, which NumPy would wrap around or round."""
-    given = np.asarray(value)
+    number = np.asarray(value)
     with np.errstate(invalid="ignore"):
-        return given.dtype.kind in "biuf" and np.array_equal(given.astype(dtype), given)
+        return number.dtype.kind in "biuf" and np.array_equal(number.astype(dtype), number)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -366,29 +366,29 @@ def task_table(sched: Schedule) -> dict[str, np.ndarray]:
 
 def padding_of(sched: Schedule) -> list[KindPadding]:
     """Returns the padding of each kind."""
-    table, shape, found = task_table(sched), sched.shape, []
+    table, shape, by_kind = task_table(sched), sched.shape, []
     for kind, (leaves, inner) in enumerate(zip(sched.leaf_count.tolist(), sched.inner_count.tolist(), strict=True)):
         rows = int(table["width"][(table["kind"] == kind) & (table["level"] > 0)].sum())
-        found.append(KindPadding(Filled(leaves, shape.leaves[kind]), Filled(inner, shape.inner[kind]), Filled(inner, rows)))
-    return found
+        by_kind.append(KindPadding(Filled(leaves, shape.leaves[kind]), Filled(inner, shape.inner[kind]), Filled(inner, rows)))
+    return by_kind
 
 
-def in_total(found: list[KindPadding]) -> KindPadding:
+def in_total(by_kind: list[KindPadding]) -> KindPadding:
     """Returns the padding of all kinds together."""
-    return KindPadding(*(Filled(*map(sum, zip(*stage, strict=True))) for stage in zip(*found, strict=True)))
+    return KindPadding(*(Filled(*map(sum, zip(*stage, strict=True))) for stage in zip(*by_kind, strict=True)))
 
 
 def explain_padding(sched: Schedule) -> str:
     """Returns the padding of each kind and level as lines of text."""
-    table, found, lines = task_table(sched), padding_of(sched), []
-    for kind, (name, one) in enumerate(zip(sched.shape.kinds, found, strict=True)):
+    table, by_kind, lines = task_table(sched), padding_of(sched), []
+    for kind, (name, padding) in enumerate(zip(sched.shape.kinds, by_kind, strict=True)):
         lines += [f"Kind {name!r}:"] * bool(name)
-        lines.append(f"leaves, one batch: {one.leaves}")
-        lines.append(f"vertices with children, one batch in each of the eager and the lazy part: {one.batches}")
-        lines.append(f"vertices with children, in tasks: {one.levels}")
+        lines.append(f"leaves, one batch: {padding.leaves}")
+        lines.append(f"vertices with children, one batch in each of the eager and the lazy part: {padding.batches}")
+        lines.append(f"vertices with children, in tasks: {padding.levels}")
         for level in np.unique(table["level"][(table["kind"] == kind) & (table["level"] > 0)]).tolist():
-            mine = (table["kind"] == kind) & (table["level"] == level)
-            widths = table["width"][mine].tolist()
+            of_level = (table["kind"] == kind) & (table["level"] == level)
+            widths = table["width"][of_level].tolist()
             tasks = " + ".join(f"{widths.count(w)} x {w}" if widths.count(w) > 1 else f"{w}" for w in dict.fromkeys(widths))
-            lines.append(f"  level {level}: {Filled(int(table['size'][mine].sum()), sum(widths))}, tasks {tasks}")
+            lines.append(f"  level {level}: {Filled(int(table['size'][of_level].sum()), sum(widths))}, tasks {tasks}")
     return "\n".join(lines)

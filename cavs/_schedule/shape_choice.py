@@ -177,8 +177,8 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
     tasks, widths = shape.tasks, tuple(w for w, _ in shape.classes)
     if options.policy != "serial" and not Cut(shape.classes).limited:
         # Levels are cut into tasks of the largest width, and a few smaller ones.
-        each = int(decomposition(widths)[:, -1].max())
-        tasks = min(tasks, tasks // widths[0] + most.height * len(names) * each)
+        per_level = int(decomposition(widths)[:, -1].max())
+        tasks = min(tasks, tasks // widths[0] + most.height * len(names) * per_level)
     return shape._replace(tasks=max(8, -(-tasks // 8) * 8))
 
 
@@ -197,8 +197,8 @@ def _known(shape: Shape, shapes: list[Shape] | tuple[Shape, ...]) -> Shape:
 
 def covers(shape: Shape, needed: Shape) -> bool:
     """Returns whether a batch that needs the shape `needed` fits into `shape`."""
-    (fixed, sizes), (same, least) = _compared(shape), _compared(needed)
-    return fixed == same and all(map(operator.ge, sizes, least))
+    (fixed, sizes), (needed_fixed, needed_sizes) = _compared(shape), _compared(needed)
+    return fixed == needed_fixed and all(map(operator.ge, sizes, needed_sizes))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -212,7 +212,7 @@ def has_room(shape: Shape, sizes: BatchSizes, tasks: int) -> bool:
     """Returns whether a batch of these sizes, cut into so many tasks, fits `shape`."""
     limits = zip((sizes.leaves, sizes.inner, sizes.edges), (shape.leaves, shape.inner, shape.edges), strict=True)
     return (
-        all(all(map(operator.le, found, most)) for found, most in limits)
+        all(all(map(operator.le, numbers, most)) for numbers, most in limits)
         and sizes.vertices <= shape.vertices
         and sizes.graphs <= shape.graphs
         and sizes.fan_in <= shape.most_children
@@ -239,14 +239,14 @@ def counts_of(graphs: Graphs, kinds: Kinds) -> tuple[tuple[str, ...], np.ndarray
     kind = scheduled_kinds(graphs, kinds)
     key = np.arange(len(graphs)).repeat(facts.sizes) * len(names) + (0 if kind is None else kind)
     inner = facts.num_children > 0
-    counts = [np.bincount(key, of, len(graphs) * len(names)) for of in (~inner, inner, facts.num_children)]
+    counts = [np.bincount(key, weights, len(graphs) * len(names)) for weights in (~inner, inner, facts.num_children)]
     return names, np.array(counts, np.int64).reshape(3, len(graphs), len(names))
 
 
 def sums(counts: np.ndarray, batches: Sequence[np.ndarray]) -> np.ndarray:
     """Returns (batches, 3, kinds) int64: the sums of `counts_of` over the graphs of each batch; none may be empty."""
     index = np.concatenate(batches)
-    begin = np.cumsum([0, *(len(some) for some in batches[:-1])])
+    begin = np.cumsum([0, *(len(batch) for batch in batches[:-1])])
     return np.add.reduceat(counts[:, index], begin, axis=1).swapaxes(0, 1)
 
 
@@ -293,11 +293,11 @@ def thresholds(totals: np.ndarray, most: int, highest: int, worth: float = WORTH
             choices.pop()
             break
         rows.append(cost[-1])
-    found, end = [], len(sizes)
+    chosen, end = [], len(sizes)
     for before in reversed(choices):
-        found.append(int(sizes[end - 1]))
+        chosen.append(int(sizes[end - 1]))
         end = before[end - 1]
-    return found[::-1] if sizes[-1] >= highest else [*found[::-1], highest]
+    return chosen[::-1] if sizes[-1] >= highest else [*chosen[::-1], highest]
 
 
 def few_shapes(
@@ -321,7 +321,7 @@ def few_shapes(
         worth: the fraction of the rows that one more shape must save.
     """
     counts = [counts_of(graphs, options.kinds) for graphs, options in members]
-    samples = [sums(of, some) for (_, of), some in zip(counts, batches, strict=True)]
+    samples = [sums(graph_counts, drawn) for (_, graph_counts), drawn in zip(counts, batches, strict=True)]
     caps = [sample.max(0) for sample in samples] if bounds is None else bounds
     totals = np.sum([sample[:, :2].sum((1, 2)) for sample in samples], 0)
     levels = thresholds(totals, most, int(sum(cap[:2].sum() for cap in caps)), worth)
@@ -329,12 +329,12 @@ def few_shapes(
     for level in levels:
         inside = totals <= level
         shape = []
-        for (graphs, options), (names, _), sample, cap, some in zip(members, counts, samples, caps, batches, strict=True):
+        for (graphs, options), (names, _), sample, cap, drawn in zip(members, counts, samples, caps, batches, strict=True):
             sizes = cap
             if level is not levels[-1]:
                 sizes = sample[inside].max(0)
                 if inside.all():  # batches to come may be a little larger than in the sample
                     sizes = np.minimum(sizes + np.ceil(sample.std(0) / 2).astype(int), cap)
-            shape.append(shape_for(graphs, names, sizes, len(some[0]), options))
+            shape.append(shape_for(graphs, names, sizes, len(drawn[0]), options))
         shapes.append(tuple(shape))
     return list(dict.fromkeys(shapes))

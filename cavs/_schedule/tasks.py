@@ -45,7 +45,7 @@ def cost_of(widths: tuple[int, ...]) -> Cost:
     take no longer than a few. The costs follow from the widths alone, so a batch that is scheduled into a known shape gets the
     same tasks.
     """
-    if {*widths} <= {SMALLEST_TASK, *(w for _, some in WIDTHS_GPU for w in some)}:
+    if {*widths} <= {SMALLEST_TASK, *(w for _, gpu_widths in WIDTHS_GPU for w in gpu_widths)}:
         return Cost(256, 0)
     return Cost(8, 4 if widths[0] <= 32 else 1)
 
@@ -78,8 +78,8 @@ def task_classes(num_inner: int, fan_in: int, policy: str, edges_per_row: int = 
     if fan > room:
         classes = classes if widths[0] > SMALLEST_TASK else [(NARROW_TASK, NARROW_TASK * room)]
         # The narrowest tasks have room for a vertex of 16 children, or of 64. All fan-ins up to that have the same classes.
-        few = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
-        classes = [c for c in classes if c[0] > SMALLEST_TASK] + few
+        narrow = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
+        classes = [c for c in classes if c[0] > SMALLEST_TASK] + narrow
     if fan > max(4 * room, LARGE_FAN_IN):
         classes.append((SMALLEST_TASK, 2 * fan))
     return tuple(classes)
@@ -91,13 +91,13 @@ def decomposition(widths: tuple[int, ...]) -> np.ndarray:
 
     The last task is padded.
     """
-    top, fixed = widths[0], cost_of(widths)
+    top, costs = widths[0], cost_of(widths)
     best = np.full(top + 1, np.inf)
     counts = np.zeros((top + 1, len(widths)), np.int64)
     best[0] = 0
     for n in range(1, top + 1):
         for i, w in enumerate(widths):
-            cost = w + fixed.task + fixed.padding * max(w - n, 0) + best[max(n - w, 0)]
+            cost = w + costs.task + costs.padding * max(w - n, 0) + best[max(n - w, 0)]
             if cost < best[n]:
                 best[n] = cost
                 counts[n] = counts[max(n - w, 0)]
@@ -131,5 +131,5 @@ class Cut(NamedTuple):
         if len({edges // width for width, edges in self.classes}) == 1:
             return []
         fixed = cost_of(self.widths).task
-        found = [LimitedClass(i, w, e, w + e / SMALL_FAN_IN + fixed) for i, (w, e) in enumerate(self.classes)]
-        return [of for of in found if of.vertices > SMALLEST_TASK or of.edges <= LARGE_FAN_IN]
+        limits = [LimitedClass(i, w, e, w + e / SMALL_FAN_IN + fixed) for i, (w, e) in enumerate(self.classes)]
+        return [limit for limit in limits if limit.vertices > SMALLEST_TASK or limit.edges <= LARGE_FAN_IN]

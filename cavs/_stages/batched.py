@@ -51,10 +51,10 @@ def leaf_block(role: RoleProgram, size: int) -> int:
 
 def static_variables(part: Split) -> list[Var]:
     """Returns the STATIC variables that the eager, recurrent and lazy parts read, `part.recurrent.statics` first."""
-    level, made = part.role.domain, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
+    level, defined = part.role.domain, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
     read = [x for e in (*part.eager.eqns, *part.lazy_eqns) for x in e.invars]
     read = [
-        x for x in (*read, *part.role.states, *part.role.pushes) if is_var(x) and x in made and domain_of(x, level) == STATIC
+        x for x in (*read, *part.role.states, *part.role.pushes) if is_var(x) and x in defined and domain_of(x, level) == STATIC
     ]
     return list(dict.fromkeys([*part.recurrent.statics, *read]))
 
@@ -124,23 +124,23 @@ def lazy_arguments(part: Split, rows: Rows, states: Arrays, eager: Sequence[Valu
     `eager`: the outputs of the eager part. `extras`: the values of `part.recurrent.extra`.
     """
     kids = rows.inner(rows.kids)
-    own = [get_rows(b, rows.row) for b in states]
+    own_states = [get_rows(b, rows.row) for b in states]
     slots = [get_rows(states[i], kids[:, k]) for k, i in part.recurrent.slots]
     child = [get_rows(states[i], rows.inner_edges(rows.edge_child)) for i in part.recurrent.child]
-    return own, slots, child, [x.copied() if isinstance(x, Pulled) else x for x in eager], extras
+    return own_states, slots, child, [x.copied() if isinstance(x, Pulled) else x for x in eager], extras
 
 
 def lazy_function(part: Split, rows: Rows) -> Callable[..., Arrays]:
     """Returns the lazy part: (static values, *lazy_arguments) -> the pushes of all vertices with children of a kind."""
     role = part.role
 
-    def lazy(statics: Arrays, own: Arrays, slots: Arrays, child: Arrays, eager: Arrays, extras: Arrays) -> Arrays:
+    def lazy(statics: Arrays, own_states: Arrays, slots: Arrays, child: Arrays, eager: Arrays, extras: Arrays) -> Arrays:
         env = dict(role.program.consts) | _by_variable(part, statics)
         env[role.num_children] = rows.inner(rows.num_children)
         env |= {role.slots[k][i]: x for (k, i), x in zip(part.recurrent.slots, slots, strict=True)}
         env |= {role.child[i]: x for i, x in zip(part.recurrent.child, child, strict=True)}
         env |= dict(zip(part.eager.outs, eager, strict=True))
-        env |= {v: x for v, x in zip(role.states, own, strict=True) if is_var(v) and v not in env}
+        env |= {v: x for v, x in zip(role.states, own_states, strict=True) if is_var(v) and v not in env}
         real = {EDGE: rows.real_edges, ROW: rows.real}
         env |= {v: repeated(x, real[lv]) for v, lv, x in zip(part.recurrent.extra, part.extra_domain, extras, strict=True)}
         owner = rows.inner_edges(rows.edge_owner)

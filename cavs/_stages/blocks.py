@@ -19,9 +19,9 @@ MANY_BYTES = 32 << 20
 MANY_TIMES = 8  # as many bytes as the results have: rows that read less run at once
 
 
-def block_of(read: int, own: int, size: int) -> int:
-    """Returns how many of `size` rows run at a time, 0 for all: each reads `read` bytes, and its results have `own` bytes."""
-    if read * size <= MANY_BYTES or read < MANY_TIMES * own:
+def block_of(read: int, written: int, size: int) -> int:
+    """Returns how many of `size` rows run at a time, 0 for all: each reads `read` bytes, and writes `written` bytes."""
+    if read * size <= MANY_BYTES or read < MANY_TIMES * written:
         return 0
     return -(-size // -(-read * size // MANY_BYTES))
 
@@ -34,8 +34,8 @@ def in_blocks(fn: Callable[[jax.Array], PyTree], index: jax.Array, size: int) ->
 
 def blocks_of(index: jax.Array, size: int) -> jax.Array:
     """Returns `index` as (blocks, size). Rows after the last repeat the first one, as padding does (`_stages.tensors`)."""
-    rest = -index.shape[0] % size
-    return jnp.concatenate([index, jnp.broadcast_to(index[:1], (rest,))]).reshape(-1, size)
+    padding = -index.shape[0] % size
+    return jnp.concatenate([index, jnp.broadcast_to(index[:1], (padding,))]).reshape(-1, size)
 
 
 def joined(x: jax.Array) -> jax.Array:

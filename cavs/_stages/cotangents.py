@@ -103,12 +103,12 @@ def by_number(
         The cotangents of state leaves, (M, ...), and (rows,) int32: for each row of the dynamic tensors its row in them, or -1.
     """
     number = _numbers(index, rows)
-    found: Floats = {}
+    ct_states: Floats = {}
     for i, ct in zip(pushed, cts, strict=True):
         if i in g:
             ct = ct if unique else summed_rows(jnp.asarray(ct), get_rows(number, index), ct.shape[0])
-            found[i] = found[i] + ct if i in found else jnp.asarray(ct)
-    return found, number
+            ct_states[i] = ct_states[i] + ct if i in ct_states else jnp.asarray(ct)
+    return ct_states, number
 
 
 def once(ct: Cotangent, index: jax.Array, rows: int) -> Cotangent:
@@ -162,8 +162,8 @@ def take_rows(
     out = list(ct_inputs)
     for i, (total, ct) in enumerate(zip(ct_inputs, ct_rows, strict=True)):
         if total is not None and ct.shape[0]:
-            at = row - begin
-            mine = column((at >= 0) & (at < count), ct)
+            index = row - begin
+            inside = column((index >= 0) & (index < count), ct)
             before = jnp.zeros((), ct.dtype) if isinstance(total, jax.ShapeDtypeStruct) else total
-            out[i] = jnp.where(mine, get_rows(jnp.asarray(ct), jnp.clip(at, 0, ct.shape[0] - 1)), before)
+            out[i] = jnp.where(inside, get_rows(jnp.asarray(ct), jnp.clip(index, 0, ct.shape[0] - 1)), before)
     return out

@@ -52,9 +52,9 @@ def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
 
 def crossing(part: Split, rows: Rows, eager: Sequence[Values]) -> list[Values]:
     """Returns the eager rows that the recurrent part reads, with slack."""
-    own = ((part.role.domain[v], x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
+    crossed = ((part.role.domain[v], x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
     padded = rows.padded_in
-    return [x._replace(index=padded(d, x.index)) if isinstance(x, Pulled) else padded(d, x) for d, x in own]
+    return [x._replace(index=padded(d, x.index)) if isinstance(x, Pulled) else padded(d, x) for d, x in crossed]
 
 
 def fixed(part: Split, statics: list[jax.Array]) -> Env:
@@ -70,8 +70,8 @@ def entrance(
     `span`: some of them. `crossing`: as in `Memory`. `wanted`: variables of the joint program.
     """
     kids = span.rows(rows.kids)
-    own = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
-    env = {v: _part_of(x, span, domain) for v, x, domain in own if v in wanted}
+    sources = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
+    env = {v: _part_of(x, span, domain) for v, x, domain in sources if v in wanted}
     env |= {
         v: _gathered(states[i], kids[:, k])
         for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
@@ -79,8 +79,8 @@ def entrance(
     }
     if part.recurrent.child:
         children = span.of_edges(rows.edge_child)
-        own = zip(part.forward.child, part.recurrent.child, strict=True)
-        env |= {v: _gathered(states[i], children) for v, i in own if v in wanted}
+        sources = zip(part.forward.child, part.recurrent.child, strict=True)
+        env |= {v: _gathered(states[i], children) for v, i in sources if v in wanted}
     if part.forward.num_children in wanted:
         env[part.forward.num_children] = span.rows(rows.num_children)
     return env
@@ -111,7 +111,7 @@ def slots_together_of(part: Split, values: Sequence[Var]) -> dict[Var, tuple[int
     """Returns the `values` that concatenate or stack one state of several children: the state leaf, and the children."""
     makers = {e.outvars[0]: e for e in part.joint.program.eqns if e.primitive.name in ("concatenate", "stack")}
     slot_of = dict(zip(part.forward.slots, part.recurrent.slots, strict=True))
-    found = {}
+    stacked = {}
     for v in values:
         if v not in makers or v in part.joint.available:
             continue
@@ -119,8 +119,8 @@ def slots_together_of(part: Split, values: Sequence[Var]) -> dict[Var, tuple[int
         slots = [slot_of[x] for x in e.invars if is_var(x) and x in slot_of]
         first = e.params.get("dimension", e.params.get("axis")) == 0
         if first and len(slots) == len(e.invars) and len({i for _, i in slots}) == 1:
-            found[v] = slots[0][1], [k for k, _ in slots]
-    return found
+            stacked[v] = slots[0][1], [k for k, _ in slots]
+    return stacked
 
 
 def kept_values(part: Split, span: RowSpan, memory: Memory, wanted: set[Var], have: Env) -> Env:
@@ -128,11 +128,11 @@ def kept_values(part: Split, span: RowSpan, memory: Memory, wanted: set[Var], ha
     env = {}
     places = [*part.forward.places, *((v,) for v in part.forward.extra)]
     for place, x in zip(places, (*memory.kept, *memory.extras), strict=True):
-        found = [v for v in place if is_var(v) and v in wanted and v not in have]
-        if found:
+        missing = [v for v in place if is_var(v) and v in wanted and v not in have]
+        if missing:
             rows = span.of_edges(x) if part.joint.domain.get(place[0]) == EDGE else span.rows(x)
             values = dict(zip(place, apart(rows, place), strict=True))
-            env |= {v: values[v] for v in found}
+            env |= {v: values[v] for v in missing}
     return env
 
 

@@ -101,8 +101,8 @@ def lazy_gradients(
     evaluate(eqns, local, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
     env |= {v: local[v] for e in eqns for v in e.outvars}
 
-    where = operands(part, rows, span, memory, values) if direct else {}
-    return _sums(part, rows, span, memory, env, cuts, own, direct, where, exponents or {})
+    located = operands(part, rows, span, memory, values) if direct else {}
+    return _sums(part, rows, span, memory, env, cuts, own, direct, located, exponents or {})
 
 
 def apart(cts: Env, gradients: Floats) -> Env:
@@ -127,7 +127,7 @@ def _sums(
     cuts: Env,
     own: OwnRows | None,
     direct: Direct | None,
-    where: dict[Var, Operand],
+    located: dict[Var, Operand],
     exponents: Mapping[Var, jax.Array],
 ) -> Floats:
     """Returns the sums of what all equations add to the cotangents."""
@@ -137,19 +137,19 @@ def _sums(
     for use in part.reverse.uses:
         n = span.edges if use.domain == EDGE else span.size
         counted = own and (own.edges if use.domain == EDGE else own.rows)
-        if direct and (product := _direct_product(part, use, place, env, where, direct.cuts, n)):
+        if direct and (product := _direct_product(part, use, place, env, located, direct.cuts, n)):
             products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
             continue
         for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, counted, exponents):
             totals[i] = totals[i] + ct if i in totals else ct
     if direct and products:
-        found = direct.products(products)
-        totals = merged(totals, {i: ct.reshape(memory.statics[i].shape) for i, ct in found.items()})
+        sums = direct.products(products)
+        totals = merged(totals, {i: ct.reshape(memory.statics[i].shape) for i, ct in sums.items()})
     return totals
 
 
 def _direct_product(
-    part: Split, use: ParamUse, place: dict[Atom, int], env: Env, where: dict[Var, Operand], cuts: dict[Var, Operand], n: int
+    part: Split, use: ParamUse, place: dict[Atom, int], env: Env, located: dict[Var, Operand], cuts: dict[Var, Operand], n: int
 ) -> LazyProduct | None:
     """Returns the product that is the transpose of an equation in float32, if it is one: of x @ W, or of x + b."""
     level = part.role.domain
@@ -166,17 +166,17 @@ def _direct_product(
     axis = matrix_product(use.eqn, axes)
     if axis is None or 0 not in use.operands:
         return None
-    x, each = use.operands[0], math.prod(avals[0].shape[:-1])
-    if is_var(x) and x in where:
-        left = where[x]
+    x, pieces = use.operands[0], math.prod(avals[0].shape[:-1])
+    if is_var(x) and x in located:
+        left = located[x]
     else:
         left = Operand(value_at(x, ROW, n, env, part.joint.domain), None, 0)
-    left, right = split_rows(left, each), split_rows(cuts[cut], each)
+    left, right = split_rows(left, pieces), split_rows(cuts[cut], pieces)
     if left is None or right is None:
         return None
     if axis == 1:
         left, right = right, left
-    return LazyProduct(place[use.eqn.invars[use.statics[0]]], left, right, each)
+    return LazyProduct(place[use.eqn.invars[use.statics[0]]], left, right, pieces)
 
 
 def _bias(use: ParamUse, level: Domains) -> Var | None:
@@ -247,16 +247,16 @@ def _transpose_choice(
     `jax.vmap` of a `cond` would give each row a weight of its own. Rows that do not take a branch repeat one that does, so that
     nothing infinite is computed for them.
     """
-    which, totals = args[0], [jnp.zeros_like(args[i]) for i in use.statics]
+    chosen, totals = args[0], [jnp.zeros_like(args[i]) for i in use.statics]
     for number, branch in enumerate(use.eqn.params["branches"]):
-        taken, one = which == number, jnp.argmax(which == number)
-        mine = [x if axis is None else jnp.where(column(taken, x), x, x[one]) for x, axis in zip(args, axes, strict=True)]
+        taken, first = chosen == number, jnp.argmax(chosen == number)
+        filled = [x if axis is None else jnp.where(column(taken, x), x, x[first]) for x, axis in zip(args, axes, strict=True)]
 
         def of_rows(*args: jax.Array, branch: ClosedJaxpr = branch) -> list[jax.Array]:
             return jax.vmap(lambda _, *row: run_jaxpr(*opened(branch), row), in_axes=axes)(*args)
 
-        found = vjp_at(of_rows, mine, use.statics)[1]([mask_rows(ct, taken) for ct in cotangents])
-        totals = [total + _if_any(ct, taken) for total, ct in zip(totals, found, strict=True)]
+        branch_cts = vjp_at(of_rows, filled, use.statics)[1]([mask_rows(ct, taken) for ct in cotangents])
+        totals = [total + _if_any(ct, taken) for total, ct in zip(totals, branch_cts, strict=True)]
     return totals
 
 
@@ -284,9 +284,9 @@ def lazy_gradients_in_blocks(part: Split, rows: Rows, memory: Memory, cuts: Env,
     def block(number: Index) -> Floats:
         first = jnp.asarray(number, jnp.int32) * size
         start = jnp.minimum(first, rows.size - size)  # the last block begins earlier, in rows of the one before it
-        own = start + jnp.arange(size) >= first
-        inside = {v: mask_rows(window(x, start, size), own) for v, x in cuts.items()}
-        return lazy_gradients(part, rows, RowSpan(rows.pad + start, size, rows.edge_pad, 0), memory, inside)
+        counted = start + jnp.arange(size) >= first
+        block_cuts = {v: mask_rows(window(x, start, size), counted) for v, x in cuts.items()}
+        return lazy_gradients(part, rows, RowSpan(rows.pad + start, size, rows.edge_pad, 0), memory, block_cuts)
 
     totals = {i: jnp.zeros(x.shape, x.dtype) for i, x in jax.eval_shape(block, 0).items()}
     return lax.fori_loop(0, -(-rows.size // size), lambda i, totals: merged(totals, block(i)), totals)

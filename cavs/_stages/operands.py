@@ -57,48 +57,48 @@ Products: TypeAlias = Callable[[Sequence[LazyProduct]], Floats]  # computes the 
 def operands(part: Split, rows: Rows, span: RowSpan, memory: Memory, values: Sequence[Var]) -> dict[Var, Operand]:
     """Returns where `values` of the joint program lie, if they are rows of tensors, gathered or not, at the rows of a span."""
     edge_child = rows.edge_child[:, None]
-    found = {}
+    located = {}
     for v, x, domain in zip(part.forward.cross, memory.crossing, part.reverse.cross_domain, strict=True):
-        found[v] = Operand(x, None, span.edge_start if domain == EDGE else span.start)
+        located[v] = Operand(x, None, span.edge_start if domain == EDGE else span.start)
     for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True):
-        found[v] = Operand(memory.states[i], rows.kids[:, k : k + 1], span.start)
+        located[v] = Operand(memory.states[i], rows.kids[:, k : k + 1], span.start)
     for v, i in zip(part.forward.child, part.recurrent.child, strict=True):
-        found[v] = Operand(memory.states[i], edge_child, span.edge_start)
+        located[v] = Operand(memory.states[i], edge_child, span.edge_start)
     for v, x in zip((*part.forward.keep, *part.forward.extra), (*memory.kept, *memory.extras), strict=True):
-        if is_var(v) and v not in found:
-            found[v] = Operand(x, None, span.edge_start if part.joint.domain.get(v) == EDGE else span.start)
+        if is_var(v) and v not in located:
+            located[v] = Operand(x, None, span.edge_start if part.joint.domain.get(v) == EDGE else span.start)
     for v, (i, slots) in slots_together_of(part, values).items():
-        found[v] = Operand(memory.states[i], rows.kids[:, np.array(slots)], span.start)
-    return {v: found[v] for v in values if v in found and found[v].source.dtype == v.aval.dtype == jnp.float32}
+        located[v] = Operand(memory.states[i], rows.kids[:, np.array(slots)], span.start)
+    return {v: located[v] for v in values if v in located and located[v].source.dtype == v.aval.dtype == jnp.float32}
 
 
-def in_parts(parts: Mapping[Var, Sequence[Var]], found: Mapping[Var, Operand]) -> dict[Var, Operand]:
-    """Returns the values whose parts are in `found`, if these have one shape and begin at the same row."""
+def in_parts(parts: Mapping[Var, Sequence[Var]], located: Mapping[Var, Operand]) -> dict[Var, Operand]:
+    """Returns the values whose parts are in `located`, if these have one shape and begin at the same row."""
     out = {}
-    for v, own in parts.items():
-        of = [found[x] for x in own]
-        if all(x.index is None and x.start is of[0].start and x.source.shape == of[0].source.shape for x in of):
-            out[v] = of[0]._replace(beside=tuple(x.source for x in of[1:]))
+    for v, components in parts.items():
+        blocks = [located[x] for x in components]
+        if all(x.index is None and x.start is blocks[0].start and x.source.shape == blocks[0].source.shape for x in blocks):
+            out[v] = blocks[0]._replace(beside=tuple(x.source for x in blocks[1:]))
     return out
 
 
-def split_rows(x: Operand, each: int) -> Operand | None:
-    """Returns a matrix with each row split in `each` rows of equal width; `None` if one of its matrices had to be split."""
-    if each == 1:
+def split_rows(x: Operand, pieces: int) -> Operand | None:
+    """Returns a matrix with each row split in `pieces` rows of equal width; `None` if one of its matrices had to be split."""
+    if pieces == 1:
         return x
     if x.beside:
-        return x._replace(start=x.start * each, fold=each) if len(x.sources) % each == 0 else None
+        return x._replace(start=x.start * pieces, fold=pieces) if len(x.sources) % pieces == 0 else None
     if x.index is None:
-        return Operand(_cut(x.source, each), None, x.start * each)
+        return Operand(_cut(x.source, pieces), None, x.start * pieces)
     parts = x.index.shape[1]
-    if parts % each == 0:
-        return Operand(x.source, x.index.reshape(-1, parts // each), x.start * each)
-    assert each % parts == 0
-    more = each // parts  # rows of the source are split, too
+    if parts % pieces == 0:
+        return Operand(x.source, x.index.reshape(-1, parts // pieces), x.start * pieces)
+    assert pieces % parts == 0
+    more = pieces // parts  # rows of the source are split, too
     index = (x.index.reshape(-1, 1) * more + np.arange(more, dtype=np.int32)).reshape(-1, 1)
-    return Operand(_cut(x.source, more), index, x.start * each)
+    return Operand(_cut(x.source, more), index, x.start * pieces)
 
 
-def _cut(x: jax.Array, each: int) -> jax.Array:
-    """Returns a matrix with each row cut into `each` rows; there may be no row."""
-    return x.reshape(x.shape[0] * each, math.prod(x.shape[1:]) // each)
+def _cut(x: jax.Array, pieces: int) -> jax.Array:
+    """Returns a matrix with each row cut into `pieces` rows; there may be no row."""
+    return x.reshape(x.shape[0] * pieces, math.prod(x.shape[1:]) // pieces)

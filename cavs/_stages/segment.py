@@ -72,12 +72,12 @@ def with_vjp(
     if not save:
         return fn(*args, *gather()), []
     part = _traced(fn, args, gather, fixed)
-    of = part.derivative
-    env = of.consts | dict(zip(of.invars, jax.tree.leaves(args), strict=True))
-    run_equations(needed(of.forward, [*of.outs, *part.cut], set(env))[0], env)
+    joint = part.derivative
+    env = joint.consts | dict(zip(joint.invars, jax.tree.leaves(args), strict=True))
+    run_equations(needed(joint.forward, [*joint.outs, *part.cut], set(env))[0], env)
     saved = [env[v] for v in part.cut], [env[v] for v in part.alive]
     transpose = jax.tree_util.Partial(functools.partial(_pull_back, part), *saved)
-    return part.out_tree.unflatten([value_of(x, env) for x in of.outs]), [transpose]
+    return part.out_tree.unflatten([value_of(x, env) for x in joint.outs]), [transpose]
 
 
 def with_vjp_in_blocks(
@@ -102,20 +102,20 @@ def with_vjp_in_blocks(
     Returns as `with_vjp`. The cotangents of `args` are sums over the blocks.
     """
     if not save:
-        return in_blocks(lambda own: fn(*args, *gather(own)), index, size), []
+        return in_blocks(lambda chunk: fn(*args, *gather(chunk)), index, size), []
     rows, blocks = index.shape[0], blocks_of(index, size)
     part = _traced(fn, args, gather, fixed, jax.ShapeDtypeStruct((size,), index.dtype))
-    of = part.derivative
-    *invars, block = of.invars
-    env = of.consts | dict(zip(invars, jax.tree.leaves(args), strict=True))
-    eqns, inside = needed(of.forward, [*of.outs, *part.cut], {*env, block})[0], depends(of.forward, {block})
+    joint = part.derivative
+    *invars, block = joint.invars
+    env = joint.consts | dict(zip(invars, jax.tree.leaves(args), strict=True))
+    eqns, inside = needed(joint.forward, [*joint.outs, *part.cut], {*env, block})[0], depends(joint.forward, {block})
     run_equations([e for e in eqns if e.outvars[0] not in inside], env)
     cut = [v for v in part.cut if v in inside]
 
     def forward(index: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         local = env | {block: index}
         run_equations([e for e in eqns if e.outvars[0] in inside], local)
-        return [value_of(x, local) for x in of.outs], [local[v] for v in cut]
+        return [value_of(x, local) for x in joint.outs], [local[v] for v in cut]
 
     outs, kept = lax.map(forward, blocks)
     outs = [joined(x)[:rows] for x in outs]
@@ -134,30 +134,30 @@ def _traced(
 ) -> _Part:
     """Traces a part of F; of `args` only the shapes are read. With `index`, `gather` is given it."""
     flat, in_tree = jax.tree.flatten(args)
-    taken, taken_tree = jax.tree.flatten(jax.eval_shape(gather, *index))
+    gathered, gathered_tree = jax.tree.flatten(jax.eval_shape(gather, *index))
     count, out_trees = len(flat), []
-    shapes = [jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in flat] + taken
+    shapes = [jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in flat] + gathered
     places = [i for i, x in enumerate(shapes) if is_float(x) and i not in fixed]
 
     def flat_fn(*values: jax.Array) -> list[jax.Array]:
-        outs, tree = jax.tree.flatten(fn(*in_tree.unflatten(values[:count]), *taken_tree.unflatten(values[count:])))
+        outs, tree = jax.tree.flatten(fn(*in_tree.unflatten(values[:count]), *gathered_tree.unflatten(values[count:])))
         out_trees[:] = [tree]
         return outs
 
-    def arguments(*given: jax.Array) -> list[jax.Array]:
-        return [*given[:count], *jax.tree.leaves(gather(*given[count:]))]
+    def arguments(*values: jax.Array) -> list[jax.Array]:
+        return [*values[:count], *jax.tree.leaves(gather(*values[count:]))]
 
-    of = derivative(flat_fn, [*shapes[:count], *index], places, arguments)
+    joint = derivative(flat_fn, [*shapes[:count], *index], places, arguments)
 
     def price(i: int) -> float | None:  # the backward runs cheap equations again, but no product
-        return None if is_costly_in_f(of.forward[i]) else 0.0
+        return None if is_costly_in_f(joint.forward[i]) else 0.0
 
-    cut = cheapest(of.forward, of.needs, price, is_costly_in_f, comparisons=False)
-    read = {*needed(of.forward, of.needs, {*of.consts, *of.invars, *cut})[1], *reads(of.backward, of.grads)}
-    tree = jax.tree.structure((*in_tree.unflatten(flat), *taken_tree.unflatten(taken)))
-    again = sum(math.prod(x.shape) * x.dtype.itemsize for x in taken) > MANY_BYTES
-    alive = [v for v in (*of.consts, *of.invars) if v in read]
-    return _Part(of, places, shapes, tree, out_trees[0], cut, alive, again)
+    cut = cheapest(joint.forward, joint.needs, price, is_costly_in_f, comparisons=False)
+    read = {*needed(joint.forward, joint.needs, {*joint.consts, *joint.invars, *cut})[1], *reads(joint.backward, joint.grads)}
+    tree = jax.tree.structure((*in_tree.unflatten(flat), *gathered_tree.unflatten(gathered)))
+    again = sum(math.prod(x.shape) * x.dtype.itemsize for x in gathered) > MANY_BYTES
+    alive = [v for v in (*joint.consts, *joint.invars) if v in read]
+    return _Part(joint, places, shapes, tree, out_trees[0], cut, alive, again)
 
 
 def _pull_back(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
@@ -174,15 +174,15 @@ def _pull_back_in_blocks(
 
     def backward(totals: dict[int, jax.Array], block: Any) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:
         index, cut, cts = block
-        found = _cotangents(part, cut, [*alive, index], cts)
-        return {i: total + found[i] for i, total in totals.items()}, {i: x for i, x in found.items() if i not in totals}
+        ct_args = _cotangents(part, cut, [*alive, index], cts)
+        return {i: total + ct_args[i] for i, total in totals.items()}, {i: x for i, x in ct_args.items() if i not in totals}
 
     like = {i: part.shapes[i] for i in part.places if i < num_args}
     zeros = {i: wide(jnp.zeros(x.shape, x.dtype)) for i, x in like.items()}
     totals, gathered = lax.scan(backward, zeros, (blocks, cut, cts))
-    found = {i: x.astype(like[i].dtype) for i, x in totals.items()} | {i: joined(x)[:rows] for i, x in gathered.items()}
+    ct_args = {i: x.astype(like[i].dtype) for i, x in totals.items()} | {i: joined(x)[:rows] for i, x in gathered.items()}
     shapes = [*part.shapes[:num_args], *(jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in part.shapes[num_args:])]
-    return part.with_zeros(found, shapes)
+    return part.with_zeros(ct_args, shapes)
 
 
 def _summed(eqn: Eqn, args: list[Any]) -> list[jax.Array]:
@@ -195,14 +195,14 @@ def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: 
     """Maps cotangents of float results to cotangents of the differentiated arguments, by their place."""
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
-    of, cut = part.derivative, barrier(cut)
+    joint, cut = part.derivative, barrier(cut)
     if part.again:  # gathers again, and not before the backward begins
         alive = hold_back(alive, cts, jnp.integer)
-    late = hold_back(cut, cts, jnp.inexact) if Target.here().is_cpu else cut  # where XLA removes barriers
+    held = hold_back(cut, cts, jnp.inexact) if Target.here().is_cpu else cut  # where XLA removes barriers
     kept = [*part.cut, *part.alive]
-    env, local = (dict(zip(kept, [*own, *alive], strict=True)) for own in (cut, late))
-    eqns = needed(of.forward, of.needs, set(env))[0]
+    env, local = (dict(zip(kept, [*values, *alive], strict=True)) for values in (cut, held))
+    eqns = needed(joint.forward, joint.needs, set(env))[0]
     run_equations(eqns, local)
-    env |= {v: local[v] for e in eqns for v in e.outvars} | dict(zip(of.seeds, cts, strict=True))
-    run_equations(of.backward, env, _summed)
-    return dict(zip(part.places, (value_of(x, env) for x in of.grads), strict=True))
+    env |= {v: local[v] for e in eqns for v in e.outvars} | dict(zip(joint.seeds, cts, strict=True))
+    run_equations(joint.backward, env, _summed)
+    return dict(zip(part.places, (value_of(x, env) for x in joint.grads), strict=True))

@@ -91,8 +91,8 @@ class Rows(NamedTuple):
     @property
     def as_leaves(self) -> "Rows":
         """These vertices without their children, and without slack."""
-        none, own = self.edge_row[:0], {"num_children": self.inner(self.num_children), "kids": self.inner(self.kids)}
-        return self._replace(edges=0, pad=0, edge_pad=0, edge_child=none, edge_owner=none, edge_row=none, **own)
+        no_edges, fields = self.edge_row[:0], {"num_children": self.inner(self.num_children), "kids": self.inner(self.kids)}
+        return self._replace(edges=0, pad=0, edge_pad=0, edge_child=no_edges, edge_owner=no_edges, edge_row=no_edges, **fields)
 
     @property
     def real(self) -> jax.Array:
@@ -166,15 +166,15 @@ def rows_of_kinds(sched: Schedule, arity: int, reads_edges: bool) -> list[Rows]:
     edge_rows = rows_of_edges(sched) if reads_edges else [jnp.zeros(0, jnp.int32)] * len(shape.kinds)
     pad, edge_pad = shape.pad, max(e for _, e in shape.classes)
     kinds = zip(shape.inner, shape.edges, _side_by_side(shape.inner), _side_by_side(shape.edges), strict=True)
-    for k, (size, edges, mine, of_edges) in enumerate(kinds):
-        vertex, num_children, edge_child = sched.inner_vertex[mine], sched.num_children[mine], sched.edge_child[of_edges]
+    for k, (size, edges, of_rows, of_edges) in enumerate(kinds):
+        vertex, num_children, edge_child = sched.inner_vertex[of_rows], sched.num_children[of_rows], sched.edge_child[of_edges]
         kids = jnp.zeros((size, 0), jnp.int32)
         if shape.arity and edges:
             kids = jnp.pad(edge_child, (0, max(0, size * shape.arity - edges)))[: size * shape.arity]
             kids = kids.reshape(size, shape.arity)[:, :arity]
             kids = repeated(kids, np.arange(size) < sched.inner_count[k])  # `edge_child` repeats an edge
         elif edges:
-            first, slots = sched.first_edge[mine], np.arange(arity, dtype=np.int32)
+            first, slots = sched.first_edge[of_rows], np.arange(arity, dtype=np.int32)
             kids = edge_child.at[first[:, None] + slots[None]].get(mode="clip")
             kids = jnp.where(num_children[:, None] > slots[None], kids, 0)
         kids = jnp.pad(kids, ((pad, pad), (0, arity - kids.shape[1])))
@@ -210,19 +210,19 @@ def rows_of_edges(sched: Schedule) -> list[jax.Array]:
     """
     shape, out = sched.shape, []
     count = jnp.zeros(shape.vertices, jnp.int32)
-    for size, number, mine in zip(shape.inner, sched.inner_count, _side_by_side(shape.inner), strict=True):
-        vertex = jnp.where(jnp.arange(size) < number, sched.inner_vertex[mine], shape.vertices)
-        count = count.at[vertex].set(sched.num_children[mine], mode="drop")
+    for size, number, of_rows in zip(shape.inner, sched.inner_count, _side_by_side(shape.inner), strict=True):
+        vertex = jnp.where(jnp.arange(size) < number, sched.inner_vertex[of_rows], shape.vertices)
+        count = count.at[vertex].set(sched.num_children[of_rows], mode="drop")
     begins = count.cumsum() - count
     parts = _side_by_side(shape.inner), _side_by_side(shape.edges)
-    for size, edges, number, mine, of_edges in zip(shape.inner, shape.edges, sched.inner_count, *parts, strict=True):
+    for size, edges, number, of_rows, of_edges in zip(shape.inner, shape.edges, sched.inner_count, *parts, strict=True):
         owner = jnp.asarray(sched.edge_owner[of_edges])
         if not edges or not size:
             out.append(jnp.zeros(edges, jnp.int32))
             continue
-        known = jnp.minimum(owner, size - 1)
-        vertex = jnp.asarray(sched.inner_vertex[mine])[known]
-        row = begins[vertex] + jnp.arange(edges, dtype=jnp.int32) - jnp.asarray(sched.first_edge[mine])[known]
+        clipped = jnp.minimum(owner, size - 1)
+        vertex = jnp.asarray(sched.inner_vertex[of_rows])[clipped]
+        row = begins[vertex] + jnp.arange(edges, dtype=jnp.int32) - jnp.asarray(sched.first_edge[of_rows])[clipped]
         real = owner < number
         out.append(jnp.where(real, row, jnp.where(real[0], row[0], 0)).astype(jnp.int32))
     return out
@@ -230,18 +230,18 @@ def rows_of_edges(sched: Schedule) -> list[jax.Array]:
 
 def rows_of_leaves(sched: Schedule, arity: int) -> list[Rows]:
     """Builds index arrays for leaves: the leaves of each kind are an additional kind without children."""
-    kinds, none, out = len(sched.shape.kinds), jnp.zeros(0, jnp.int32), []
+    kinds, no_edges, out = len(sched.shape.kinds), jnp.zeros(0, jnp.int32), []
     for k, vertex in enumerate(leaf_vertices(sched)):
         size, row = vertex.shape[0], jnp.asarray(sched.row).at[vertex].get(mode="clip")
         kids = {"num_children": jnp.zeros(size, jnp.int32), "kids": jnp.zeros((size, arity), jnp.int32)}
-        edges = {"edge_child": none, "edge_owner": none, "edge_row": none}
+        edges = {"edge_child": no_edges, "edge_owner": no_edges, "edge_row": no_edges}
         out.append(Rows(kinds + k, size, 0, 0, 0, sched.leaf_count[k], vertex, row, **kids, **edges))
     return out
 
 
 def leaf_vertices(sched: Schedule) -> list[jax.Array]:
     """Returns for each kind the rows of its leaves in the inputs, padded."""
-    return [sched.leaf_vertex[own] for own in _side_by_side(sched.shape.leaves)]
+    return [sched.leaf_vertex[part] for part in _side_by_side(sched.shape.leaves)]
 
 
 def _side_by_side(sizes: Iterable[int]) -> list[slice]:

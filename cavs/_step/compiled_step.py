@@ -62,30 +62,30 @@ def _run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, l
         state = jax.tree.map(lambda x, new: x if x.dtype == new.dtype else x.astype(new.dtype), state, shapes[0])
         closed, shapes = trace(state, like)
     run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
-    none = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
+    zeros = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
 
-    def one(i: jax.Array, done: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        state, metrics = jax.tree.unflatten(treedef, run(*jax.tree.leaves((done[0], at(i)))))
-        return state, jax.tree.map(lambda into, x: lax.dynamic_update_index_in_dim(into, x, i, 0), done[1], metrics)
+    def one(i: jax.Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, metrics = jax.tree.unflatten(treedef, run(*jax.tree.leaves((carry[0], at(i)))))
+        return state, jax.tree.map(lambda into, x: lax.dynamic_update_index_in_dim(into, x, i, 0), carry[1], metrics)
 
-    return lax.fori_loop(0, filled, one, (state, none))
+    return lax.fori_loop(0, filled, one, (state, zeros))
 
 
 def _divided(fun: OneStep, state: PyTree, batches: Batches, different: str) -> tuple[PyTree, PyTree]:
     """Runs `fun` on each device of the mesh of `batches`, with the part of `batches.stack` of that device."""
     assert batches.mesh is not None
     (axis,) = batches.mesh.axis_names
-    before = 0 if batches.count is None else 1
+    position = 0 if batches.count is None else 1
 
     def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
-        out = fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree))
+        out = fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:position], *x.shape[position + 1 :]), tree))
         for what, part in zip(("state", "metrics"), out, strict=True):
             if any(map(varying, jax.tree.leaves(part))):
                 raise ValueError(different.format(what=what))
         return out
 
-    spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
-    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)(state, batches.stack)
+    replicated, divided = PartitionSpec(), PartitionSpec(*(None,) * position, axis)
+    return jax.shard_map(local, mesh=batches.mesh, in_specs=(replicated, divided), out_specs=replicated)(state, batches.stack)
 
 
 UNROLL = 4  # training steps in one CUDA graph
@@ -134,23 +134,23 @@ class Step(Generic[State, Metrics]):
         new = key not in self._known
         if new:
             _check(state, batches)
-        here = new and key not in self.background
-        if here:
+        foreground = new and key not in self.background
+        if foreground:
             self.compiling = self.compiling or (len(self._known) + 1, len(self._known) + 1)
         elif new:
             self.background.wait(key)
         try:
             state, program = self._donated.of(state, _mesh(batches)), self._program(batches)
-            if here:
-                found = self._settle(program, state, batches, timed=not self._known)
-                self.tuned = self.tuned if self._known else found
+            if foreground:
+                launches = self._settle(program, state, batches, timed=not self._known)
+                self.tuned = self.tuned if self._known else launches
             state, metrics = program(state, batches)
         except (RuntimeError, ValueError) as error:
             if "deleted" not in str(error):
                 raise
             raise ValueError(MSG_DELETED) from error
         finally:
-            self.compiling = None if here else self.compiling
+            self.compiling = None if foreground else self.compiling
         if new:
             self._known.add(key)
             return_unused()
@@ -180,10 +180,10 @@ class Step(Generic[State, Metrics]):
         """
         if reason := unable(self._target):
             raise ValueError(f"Step.tune: it times launches of engine 'persistent', but {reason}.")
-        found = tasks_of(launches_in(self._program(batches).trace(state, batches).jaxpr.jaxpr), batches)
-        if not found:
+        tasks = tasks_of(launches_in(self._program(batches).trace(state, batches).jaxpr.jaxpr), batches)
+        if not tasks:
             raise ValueError(MSG_NO_LAUNCHES)
-        return tune_tasks(found.values(), self._target, seconds)
+        return tune_tasks(tasks.values(), self._target, seconds)
 
     def _settle(self, program: Concurrent, state: PyTree, batches: PyTree, timed: bool) -> list[Tuned]:
         """Puts the layouts of a program's launches on record before it is compiled, if they are not and the user wants it.
@@ -199,8 +199,8 @@ class Step(Generic[State, Metrics]):
         mesh = _mesh(batches)
         if mesh not in self._jitted:
             options = options_of(mesh) | self._options
-            new = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options)
-            self._jitted.setdefault(mesh, new)  # another thread may have been faster
+            program = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options)
+            self._jitted.setdefault(mesh, program)  # another thread may have been faster
         return self._jitted[mesh]
 
     @functools.cached_property
@@ -238,10 +238,10 @@ class Step(Generic[State, Metrics]):
 
         def lowered(batches: PyTree) -> Callable[[], None]:
             self._settle(self._program(batches), like, batches, timed=False)  # the GPU may be training
-            found = self.lower(like, batches)
+            program = self.lower(like, batches)
 
             def compile_it() -> None:
-                found.compile()  # a later call finds the code
+                program.compile()  # a later call finds the code
                 return_unused()
 
             return compile_it

@@ -116,12 +116,12 @@ class Concurrent(Generic[P, R]):
 
     def __init__(self, fun: Callable[P, R], **options: Any):
         functools.update_wrapper(self, fun)
-        given = options.pop("compiler_options", None) or {}
-        self._launching: Any = jax.jit(fun, compiler_options=BESIDE | given, **options)
-        self._looping: Any = jax.jit(fun, compiler_options=BESIDE | LOOPS_IN_GRAPHS | given, **options)
+        compiler_options = options.pop("compiler_options", None) or {}
+        self._launching: Any = jax.jit(fun, compiler_options=BESIDE | compiler_options, **options)
+        self._looping: Any = jax.jit(fun, compiler_options=BESIDE | LOOPS_IN_GRAPHS | compiler_options, **options)
         self._on_cpu = self._launching
         if not any(name in os.environ.get("XLA_FLAGS", "") for name in ON_CPU):
-            self._on_cpu = jax.jit(fun, compiler_options=ON_CPU | given, **options)
+            self._on_cpu = jax.jit(fun, compiler_options=ON_CPU | compiler_options, **options)
         self._chosen: dict[Hashable, Any] = {}
 
     @functools.cached_property
@@ -237,13 +237,13 @@ def _inside(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tu
     name, params = eqn.primitive.name, eqn.params
     flag = jnp.int32(0) if before is None else before
     if name in ("checkpoint", "remat2"):
-        again = jax.checkpoint(
+        checkpointed = jax.checkpoint(
             lambda flag, *args: _run(*body_of(eqn), args, flag), prevent_cse=params["prevent_cse"], policy=params["policy"]
         )
-        return again(flag, *operands)
+        return checkpointed(flag, *operands)
     if name == "cond":
-        turns = [lambda flag, *args, b=b: _run(*opened(b), args, flag) for b in params["branches"]]
-        return lax.switch(operands[0], turns, flag, *operands[1:])
+        branches = [lambda flag, *args, b=b: _run(*opened(b), args, flag) for b in params["branches"]]
+        return lax.switch(operands[0], branches, flag, *operands[1:])
     if name == "scan":
         consts, init, xs = scan_parts(params, operands)
 
@@ -283,7 +283,7 @@ def _in_shard_map(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None)
     if before is None and has_launches(body.eqns):
         before = jnp.int32(0)
     flag = None if before is None else PartitionSpec()
-    again = jax.shard_map(
+    mapped = jax.shard_map(
         lambda operands, before: _run(body, (), operands, before),
         mesh=params["mesh"],
         in_specs=(list(params["in_specs"]), flag),
@@ -291,7 +291,7 @@ def _in_shard_map(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None)
         axis_names=frozenset(params.get("newly_manual_axes", params["mesh"].axis_names)),
         check_vma=False,
     )
-    return again(operands, before)
+    return mapped(operands, before)
 
 
 def bind_unchecked(eqn: Eqn, operands: list[jax.Array]) -> list[jax.Array]:

@@ -39,31 +39,31 @@ class DonatedState:
             TypeError: a leaf is neither an array nor a number.
             ValueError, OverflowError: a number does not fit JAX's 32 bits.
         """
-        same = mesh == self._mesh
-        if same and state is self._last:
+        same_mesh = mesh == self._mesh
+        if same_mesh and state is self._last:
             return state
-        where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
         def writable(path: Any, x: Any) -> Any:
-            if same and id(x) in self._mine and isinstance(x, jax.Array):
+            if same_mesh and id(x) in self._mine and isinstance(x, jax.Array):
                 return x
             if text := beyond_32_bits(x):
                 raise ValueError(f"step: state: got a leaf {jax.tree_util.keystr(path)} of {text}")
             try:
-                return self._copied(x, where)
+                return self._copied(x, sharding)
             except (TypeError, OverflowError) as error:
                 kind = OverflowError if isinstance(error, OverflowError) else TypeError
                 raise kind(MSG_LEAF.format(jax.tree_util.keystr(path), f"{x!r:.80}", error)) from error
 
         return jax.tree_util.tree_map_with_path(writable, state)
 
-    def _copied(self, x: Any, where: NamedSharding | None) -> jax.Array:
+    def _copied(self, x: Any, sharding: NamedSharding | None) -> jax.Array:
         if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(self._copied(jax.random.key_data(x), where), impl=jax.random.key_impl(x))
-        if where is not None:
-            if isinstance(x, jax.Array) and x.sharding == where:
+            return jax.random.wrap_key_data(self._copied(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+        if sharding is not None:
+            if isinstance(x, jax.Array) and x.sharding == sharding:
                 return x.copy() if self._donate else x
-            return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), where)  # Python numbers stay weakly typed
+            return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), sharding)  # numbers stay weakly typed
         if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
             x = np.asarray(x)  # of a mesh, to one device
         if isinstance(x, jax.Array) and not self._donate:

@@ -116,8 +116,8 @@ class Log:
             self._epoch, self._waited = loader.epoch, 0.0
         about = {"step": self._step, "epoch": loader.epoch, "batch": loader.batch, **self._vertices}
         about["waited"] = loader.waited - self._waited
-        last = loader._sampler.known and loader.batch >= len(loader)
-        due = last or now - self._reported > self._every
+        at_end = loader._sampler.known and loader.batch >= len(loader)
+        due = at_end or now - self._reported > self._every
         if due:
             self._reported, self._waited = now, loader.waited
         self._left = None if due else about
@@ -223,9 +223,9 @@ def json_lines(path: str | Path) -> Write:
     def write(record: Record) -> None:
         if jax.process_index():
             return
-        plain = {name: x if math.isfinite(x) else None for name, x in record.items()}
+        values = {name: x if math.isfinite(x) else None for name, x in record.items()}
         with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.time(), **plain}) + "\n")
+            file.write(json.dumps({"time": time.time(), **values}) + "\n")
 
     return write
 

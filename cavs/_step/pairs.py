@@ -25,25 +25,25 @@ def halves_of(jaxpr: Jaxpr) -> list[Half | None]:
     """
     launches: list[_Launch] = []
     _follow(jaxpr, [0] * len(jaxpr.invars), launches)
-    found: list[Half | None] = [None] * len(launches)
+    halves: list[Half | None] = [None] * len(launches)
     for n in range(len(launches) - 1):
-        if found[n] is None:
-            found[n : n + 2] = _pair(launches, n) or (None, None)
-    return [half for half, launch in zip(found, launches, strict=True) if launch.rules]
+        if halves[n] is None:
+            halves[n : n + 2] = _pair(launches, n) or (None, None)
+    return [half for half, launch in zip(halves, launches, strict=True) if launch.rules]
 
 
 def _pair(launches: Sequence[_Launch], n: int) -> tuple[Half, Half] | None:
     """Returns how launch n and the next one run side by side; `None` if they cannot, or if that should take longer."""
-    (one, _), (other, known) = launches[n : n + 2]
-    if not one or not other or known >> n & 1:
+    (first, _), (second, known) = launches[n : n + 2]
+    if not first or not second or known >> n & 1:
         return None
-    a, b = one.halve(), other.halve()
+    a, b = first.halve(), second.halve()
     return (a, b) if a and b and max(a.cost, b.cost) < a.whole_cost + b.whole_cost else None
 
 
-def _follow(jaxpr: Jaxpr, given: Sequence[int], launches: list[_Launch]) -> list[int]:
+def _follow(jaxpr: Jaxpr, of_inputs: Sequence[int], launches: list[_Launch]) -> list[int]:
     """Appends the launches of a jaxpr. Returns on which launches its results depend, given those of its arguments."""
-    env = dict.fromkeys(jaxpr.constvars, 0) | dict(zip(jaxpr.invars, given, strict=True))
+    env = dict.fromkeys(jaxpr.constvars, 0) | dict(zip(jaxpr.invars, of_inputs, strict=True))
     for eqn in jaxpr.eqns:
         operands = [env[x] if is_var(x) else 0 for x in eqn.invars]
         rules, known = rules_of(eqn), 0

@@ -45,22 +45,22 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
     if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ValueError(f"rows: ids: got shape {ids.shape} and dtype {ids.dtype}; expected (U,) ints, such as sched.input_id.")
     axes = checked_axes()
-    few = axes and devices()[1] * len(ids) < 2 * len(table)
-    if few:
+    reads_few = axes and devices()[1] * len(ids) < 2 * len(table)
+    if reads_few:
         return _exchanging(table, ids, axes)
     return (_read_once if is_float(table) and table.dtype.itemsize < 4 else _read)(table, ids)
 
 
 def _read(table: jax.Array, ids: jax.Array) -> jax.Array:
-    there = (ids >= 0).reshape(-1, *(1,) * (table.ndim - 1))
-    return jnp.where(there, table.at[jnp.maximum(ids, 0)].get(mode="fill"), jnp.zeros((), table.dtype))
+    valid = (ids >= 0).reshape(-1, *(1,) * (table.ndim - 1))
+    return jnp.where(valid, table.at[jnp.maximum(ids, 0)].get(mode="fill"), jnp.zeros((), table.dtype))
 
 
 def _read_once(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Reads rows of 16 bits. Equal ids share one in float32, where its gradients add up."""
     distinct, first = _distinct(ids, len(table))
-    every = jnp.where(ids < 0, -1, first)
-    return _read(_read(table, distinct).astype(jnp.float32), every).astype(table.dtype)
+    positions = jnp.where(ids < 0, -1, first)
+    return _read(_read(table, distinct).astype(jnp.float32), positions).astype(table.dtype)
 
 
 def _exchanging(table: jax.Array, ids: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -72,8 +72,8 @@ def _exchanging(table: jax.Array, ids: jax.Array, axes: tuple[str, ...]) -> jax.
     def backward(ids: jax.Array, ct: jax.Array) -> tuple[jax.Array, None]:
         with unchecked():
             distinct, first = _distinct(untyped(ids), len(table))
-            every, found = (lax.all_gather(x, axes) for x in (distinct, _sums(untyped(ct), first)))
-            return added(jnp.zeros(table.shape, table.dtype), every, found), None
+            all_ids, all_sums = (lax.all_gather(x, axes) for x in (distinct, _sums(untyped(ct), first)))
+            return added(jnp.zeros(table.shape, table.dtype), all_ids, all_sums), None
 
     read = jax.custom_vjp(_read)
     read.defvjp(forward, backward)
@@ -101,7 +101,7 @@ def added(table: jax.Array, ids: jax.Array, gradients: jax.Array) -> jax.Array:
     `table`: (N, ...). `ids`: (D, U) rows of the table, distinct on each device. `gradients`: (D, U, ...) what is added.
     """
 
-    def add(table: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        return table.at[one[0]].add(one[1], mode="drop"), None
+    def add(table: jax.Array, update: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return table.at[update[0]].add(update[1], mode="drop"), None
 
     return lax.scan(add, table, (ids, gradients), unroll=min(len(ids), 8))[0]

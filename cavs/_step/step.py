@@ -91,10 +91,10 @@ class StepInBudget(Generic[State, Metrics]):
 
     def _search(self, state: State, batch: Any) -> tuple[BatchPlan, OneStep]:
         data, arrays = divided(batch, *self._how), jax.tree.map(jnp.asarray, state)
-        found = BatchGradient(self._loss, arrays, data, (), data.choices(None, None), {}, self._of_loss, self._compiled)
-        choice = chosen(found, self._budget, "step: memory")
-        found.params = jax.eval_shape(lambda: arrays)  # the arrays themselves change with each step
-        return BatchPlan(found, choice, self._budget), found.compiles(choice)
+        gradient = BatchGradient(self._loss, arrays, data, (), data.choices(None, None), {}, self._of_loss, self._compiled)
+        choice = chosen(gradient, self._budget, "step: memory")
+        gradient.params = jax.eval_shape(lambda: arrays)  # the arrays themselves change with each step
+        return BatchPlan(gradient, choice, self._budget), gradient.compiles(choice)
 
     def _of_loss(self, loss: Loss) -> Callable[[PyTree, PyTree], Any]:
         return lambda state, batch: self._fun(state, batch, loss)
@@ -212,4 +212,4 @@ def step(
     if budget is None or loss is None:
         return Step(fun, unroll, donate, compiler_options, tune)
     options = compiler_options_of(budget) | dict(compiler_options or {})
-    return StepInBudget(fun, loss, budget, (collate, axis), lambda one: Step(one, unroll, donate, options))
+    return StepInBudget(fun, loss, budget, (collate, axis), lambda one_step: Step(one_step, unroll, donate, options))

@@ -31,11 +31,11 @@ def total(x: ArrayLike) -> jax.Array:
     Returns:
         A scalar, the same on all devices and in all parts.
     """
-    found, (axes, _) = jnp.sum(as_array(x, "total: x")), devices()
+    summed, (axes, _) = jnp.sum(as_array(x, "total: x")), devices()
     if axes:
-        found = lax.psum(vary(found, axes) if checked_axes() else found, axes)
+        summed = lax.psum(vary(summed, axes) if checked_axes() else summed, axes)
     # An equation that does nothing. `cavs.memory.sub_batched` finds it in the traced loss, and adds up the parts.
-    return checkpoint_name(found, WHOLE_BATCH)
+    return checkpoint_name(summed, WHOLE_BATCH)
 
 
 @promoting

@@ -101,8 +101,8 @@ def run(command: str, words: list[str], kind: type[Recipe] | None, program: str)
     try:
         return COMMANDS[command](words, kind, program)
     except cavs.vertex_programs.ProgramError as error:
-        name, _, rest = str(error).partition(":")
-        text, code = f"{FLAGS.get(name, name)}:{rest}", 2
+        name, _, message = str(error).partition(":")
+        text, code = f"{FLAGS.get(name, name)}:{message}", 2
     except ERRORS as error:
         text, code = str(error), getattr(error, "code", 2)
     except FileNotFoundError as error:
@@ -136,31 +136,31 @@ def _jax_starts() -> bool:
 def _train(words: list[str], kind: type[Recipe] | None, program: str, command: str) -> int:
     prog = f"{program} {command}"
     shared = _shared_parser(prog)
-    known, others = shared.parse_known_args(words)
+    known, unparsed = shared.parse_known_args(words)
     settings = {} if known.config is None else read_toml(known.config)
     folder = None if known.resume is None else _resumed(known.resume, known.out)
     if kind is None:
         task = known.task or settings.get("task") or (cavs.data.read_run(folder).get("task") if folder else "trees")
         kind = find_recipe(str(task))
         files = settings.get("train", [])
-        named = map(str, (*others, *(files if isinstance(files, list) else [files])))
+        named = map(str, (*unparsed, *(files if isinstance(files, list) else [files])))
         if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in named):
             kind = find_recipe("netlists")
-    given = converted(settings, kinds_of(kind.Options) | {"out": str, "task": str}, f"--config: {known.config}")
-    out = known.out or given.get("out")
+    values = converted(settings, kinds_of(kind.Options) | {"out": str, "task": str}, f"--config: {known.config}")
+    out = known.out or values.get("out")
     parser = Parser(prog, EPILOGS[command] + FILES, parents=[shared])
     add_options(parser, kind.Options)
-    told = vars(parser.parse_args(words))
-    if files := (*told.pop("data", ()), *told.get("train", ())):
-        told["train"] = files
-    given = {name: x for name, x in (given | told).items() if name not in vars(known)}
+    parsed = vars(parser.parse_args(words))
+    if files := (*parsed.pop("data", ()), *parsed.get("train", ())):
+        parsed["train"] = files
+    values = {name: x for name, x in (values | parsed).items() if name not in vars(known)}
     if known.distributed is not None:
-        given["devices"] = 0
+        values["devices"] = 0
     cavs.data.keep_host_memory()
     cavs.data.compile_quickly()
     cavs.data.cache_compiled()
     with connected(known.distributed):
-        options = kind.Options(**given).checked() if folder is None else saved(folder, kind, given)
+        options = kind.Options(**values).checked() if folder is None else saved(folder, kind, values)
         if command == "tune":
             return tune(kind, options)
         return train(kind, options, out if folder is None else None, folder, program)
@@ -172,10 +172,10 @@ def _shared_parser(prog: str) -> Parser:
     parser.add_argument("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default trees); also {', '.join(ALIASES)}")
     parser.add_argument("--config", metavar="FILE", help="read options from a TOML file; the command line overrides them")
     parser.add_argument("--out", metavar="DIR", help="folder of the checkpoints and the curve (default: a new one under runs/)")
-    told = "resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches"
-    parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=told)
-    told = "this is process I of N, each started with this command; HOST:PORT is that of process 0; auto: ask the cluster"
-    parser.add_argument("--distributed", metavar="HOST:PORT,N,I", help=told)
+    text = "resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches"
+    parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
+    text = "this is process I of N, each started with this command; HOST:PORT is that of process 0; auto: ask the cluster"
+    parser.add_argument("--distributed", metavar="HOST:PORT,N,I", help=text)
     return parser
 
 
@@ -189,10 +189,10 @@ def connected(to: str | None) -> Iterator[None]:
     if to is None:
         yield
         return
-    found = re.fullmatch(r"([^,]*:[^,]*),(\d+),(\d+)", to)
-    if to != "auto" and (found is None or int(found[3]) >= int(found[2])):
+    match = re.fullmatch(r"([^,]*:[^,]*),(\d+),(\d+)", to)
+    if to != "auto" and (match is None or int(match[3]) >= int(match[2])):
         raise Mistake(MSG_DISTRIBUTED.format(to))
-    address: Any = () if found is None else (found[1], int(found[2]), int(found[3]))
+    address: Any = () if match is None else (match[1], int(match[2]), int(match[3]))
     try:
         jax.distributed.initialize(*address, heartbeat_timeout_seconds=HEARTBEAT)
     except (ValueError, RuntimeError) as error:
@@ -207,19 +207,19 @@ def connected(to: str | None) -> Iterator[None]:
 def _resumed(resume: str, out: str | None) -> Path:
     """The folder of the run to resume: `resume`, or `out`, or the most recently trained one under `runs/`."""
     latest = max(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime, default=None)
-    if (found := resume or out or latest) is None:
+    if (chosen := resume or out or latest) is None:
         raise Mistake("--resume: got no folder, and there is no run under runs/. Write --resume DIR.")
-    folder = _folder_of_run("--resume", found)
+    folder = _folder_of_run("--resume", chosen)
     if out is not None and Path(out).resolve() != folder.resolve():
         raise Mistake(f"--out: got {out} with --resume {resume}; expected none, as a run continues in its own folder.")
     return folder
 
 
-def _folder_of_run(argument: str, given: str | os.PathLike[str]) -> Path:
+def _folder_of_run(argument: str, path: str | os.PathLike[str]) -> Path:
     """The folder of a run that is given, or that has the given file."""
-    folder = Path(given).parent if Path(given).is_file() else Path(given)
+    folder = Path(path).parent if Path(path).is_file() else Path(path)
     if not (folder / "model.json").exists():
-        raise Mistake(f"{argument}: got {given}; expected the folder of a run, as `cavs train --out DIR` writes it.")
+        raise Mistake(f"{argument}: got {path}; expected the folder of a run, as `cavs train --out DIR` writes it.")
     return folder
 
 
@@ -244,8 +244,8 @@ def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -
         Mistake: the folder holds no run, or one that this recipe does not fit.
         cavs.data.KeeperError: a file is damaged.
     """
-    where = _folder_of_run("load_run: folder", folder)
-    about, file = cavs.data.read_run(where), f"{where}/model.json"
+    run_folder = _folder_of_run("load_run: folder", folder)
+    about, file = cavs.data.read_run(run_folder), f"{run_folder}/model.json"
     kind = find_recipe(str(about.get("task"))) if kind is None else kind
     options = kind.Options.from_json(about.get("options"), file)
     try:
@@ -253,57 +253,57 @@ def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -
         like = jax.eval_shape(lambda: recipe.init(jax.random.key(0)))
     except Exception as error:  # inconsistent sizes may fail anywhere in a program
         raise Mistake(f"{file} does not describe a valid model ({error!r:.200}). Restore it from a copy.") from error
-    return recipe, cavs.data.restore_best(where, like)
+    return recipe, cavs.data.restore_best(run_folder, like)
 
 
 def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     parser = _parser_of_run(f"{program} predict", "write to this file instead of the terminal")
-    for name, told in (
+    for name, description in (
         ("vertices", "a line for every vertex or word, not only for graphs"),
         ("probabilities", "the probabilities of all labels"),
         ("no-header", "do not write the line that names the columns"),
     ):
-        parser.add_argument(f"--{name}", action="store_true", default=False, help=told)
-    given = parser.parse_args(words)
-    recipe, params = _load(given.checkpoint, kind)
-    with given_file(given.file) as path:
-        found = recipe.predict(params, path, given.vertices, given.probabilities)
-        lines = (json.dumps(cavs.data.json_of(x)) for x in found) if given.json else _table(found, not given.no_header)
-        if given.out is None:
+        parser.add_argument(f"--{name}", action="store_true", default=False, help=description)
+    args = parser.parse_args(words)
+    recipe, params = _load(args.checkpoint, kind)
+    with given_file(args.file) as path:
+        rows = recipe.predict(params, path, args.vertices, args.probabilities)
+        lines = (json.dumps(cavs.data.json_of(x)) for x in rows) if args.json else _table(rows, not args.no_header)
+        if args.out is None:
             for line in lines:
                 print(line)
             print(end="", flush=True)
         else:
             text = "".join(f"{line}\n" for line in lines)
-            with written(given.out):
-                Path(given.out).write_text(text, encoding="utf-8")
+            with written(args.out):
+                Path(args.out).write_text(text, encoding="utf-8")
     return 0
 
 
 def _table(lines: Iterable[dict[str, Any]], header: bool) -> Iterator[str]:
     """Yields lines of cells, with tabs between them."""
     for number, line in enumerate(lines):
-        each = line.pop("probabilities", {})
+        probabilities = line.pop("probabilities", {})
         if header and not number:
-            yield "\t".join(map(cavs.io.printable, (*line, *(f"p({label})" for label in each))))
+            yield "\t".join(map(cavs.io.printable, (*line, *(f"p({label})" for label in probabilities))))
         cells = (format(x, DIGITS[name]) if name in DIGITS and isinstance(x, float) else str(x) for name, x in line.items())
-        yield "\t".join(map(cavs.io.printable, (*cells, *(format(p, DIGITS["probability"]) for p in each.values()))))
+        yield "\t".join(map(cavs.io.printable, (*cells, *(format(p, DIGITS["probability"]) for p in probabilities.values()))))
 
 
 def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
-    given = _parser_of_run(f"{program} evaluate", "write a picture of the scores (.png, .pdf, .svg)").parse_args(words)
-    if given.out is not None and (Path(given.out).suffix.lower() not in PICTURES or Path(given.out).is_dir()):
-        raise Mistake(f"--out: got {given.out}; expected a name that ends in {', '.join(PICTURES)}.")
-    recipe, params = _load(given.checkpoint, kind)
-    with given_file(given.file) as path:
-        found = recipe.evaluate(params, path)
-        if given.out is not None:
-            draw(given.out, recipe, params, path, found)
-    if given.json:
-        values = {"task": recipe.name, "checkpoint": given.checkpoint, "file": given.file, **found}
+    args = _parser_of_run(f"{program} evaluate", "write a picture of the scores (.png, .pdf, .svg)").parse_args(words)
+    if args.out is not None and (Path(args.out).suffix.lower() not in PICTURES or Path(args.out).is_dir()):
+        raise Mistake(f"--out: got {args.out}; expected a name that ends in {', '.join(PICTURES)}.")
+    recipe, params = _load(args.checkpoint, kind)
+    with given_file(args.file) as path:
+        scores = recipe.evaluate(params, path)
+        if args.out is not None:
+            draw(args.out, recipe, params, path, scores)
+    if args.json:
+        values = {"task": recipe.name, "checkpoint": args.checkpoint, "file": args.file, **scores}
         print(json.dumps(cavs.data.json_of(values), ensure_ascii=True, indent=1, allow_nan=False))
     else:
-        cavs.data.print_scores(found, given.file)
+        cavs.data.print_scores(scores, args.file)
     return 0
 
 
@@ -331,20 +331,20 @@ def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     parser.add_argument("--task", metavar="NAME", default=None, help="what the file is for (default: as its content suggests)")
     parser.add_argument("--batch", type=int, metavar="N", default=64, help="graphs per batch (default 64)")
     parser.add_argument("--out", metavar="FILE", default=None, help="write a picture of the schedule (.png, .pdf, .svg)")
-    given = parser.parse_args(words)
-    check_file("file", given.file)
-    kind = find_recipe(given.task or guess_task(given.file)) if kind is None or given.task else kind
+    args = parser.parse_args(words)
+    check_file("file", args.file)
+    kind = find_recipe(args.task or guess_task(args.file)) if kind is None or args.task else kind
     try:
-        cavs.debug.inspect(given.file, given.batch, given.out, kind.graphs)
+        cavs.debug.inspect(args.file, args.batch, args.out, kind.graphs)
     except ValueError as error:
         raise Mistake(str(error)) from error
     return 0
 
 
-def draw(out: str, recipe: Recipe, params: Any, path: str, found: dict[str, Any]) -> None:
+def draw(out: str, recipe: Recipe, params: Any, path: str, scores: dict[str, Any]) -> None:
     from matplotlib.figure import Figure  # needs no display
 
-    draws: list[Callable[[Any], None]] = [x.draw for x in found.values() if isinstance(x, cavs.data.ConfusionMatrix)]
+    draws: list[Callable[[Any], None]] = [x.draw for x in scores.values() if isinstance(x, cavs.data.ConfusionMatrix)]
     draws = draws or [lambda ax: recipe.draw(ax, params, path)]
     figure = Figure(figsize=(6 * len(draws), 5.4), layout="constrained")
     for i, draw in enumerate(draws):
@@ -374,8 +374,8 @@ def guess_task(path: str) -> str:
         return "trees"
     for task, read in (("translation", cavs.io.read_pairs), ("tagging", cavs.io.read_tagged)):
         with contextlib.suppress(ValueError):
-            found = read(path)
-            if task == "tagging" or found[0].num_vertices > len(found[0]):  # a word and its tag is no pair of sentences
+            graphs = read(path)
+            if task == "tagging" or graphs[0].num_vertices > len(graphs[0]):  # a word and its tag is no pair of sentences
                 return task
     return "language_model"
 

@@ -48,27 +48,27 @@ def read_parts(kind: Any, options: RunOptions, read: Callable[[str, str], Any]) 
     if not options.train:
         raise Mistake(f"FILE: got nothing; expected {kind.needs}. Write: cavs train --task {kind.name} FILE")
     paths = {"train": options.train} | {name: (path,) for name in ("dev", "test") if (path := getattr(options, name))}
-    for name, path in ((name, path) for name, some in paths.items() for path in some):
+    for name, path in ((name, path) for name, files in paths.items() for path in files):
         check_file(name, path)
-    parts = {name: jax.tree.map(_joined, *(read(path, name) for path in some)) for name, some in paths.items()}
+    parts = {name: jax.tree.map(_joined, *(read(path, name) for path in files)) for name, files in paths.items()}
     if "dev" in parts:
         return parts
     count = len(jax.tree.leaves(parts["train"])[0])
     if count < 2:
-        where = options.train[0]
-        raise Mistake(f"FILE: got {where} with 1 {kind.noun}; expected at least 2, because 1 is held out. Or write --dev FILE.")
-    order, held = np.random.default_rng([options.seed, 1]).permutation(count), max(1, round(HELD_OUT * count))
-    some = (np.sort(numbers) for numbers in (order[held:], order[:held]))
-    train, dev = (jax.tree.map(lambda graphs, i=i: graphs[i], parts["train"]) for i in some)
+        file = options.train[0]
+        raise Mistake(f"FILE: got {file} with 1 {kind.noun}; expected at least 2, because 1 is held out. Or write --dev FILE.")
+    order, num_dev = np.random.default_rng([options.seed, 1]).permutation(count), max(1, round(HELD_OUT * count))
+    indices = (np.sort(numbers) for numbers in (order[num_dev:], order[:num_dev]))
+    train, dev = (jax.tree.map(lambda graphs, i=i: graphs[i], parts["train"]) for i in indices)
     return {"train": train, "dev": dev} | {name: part for name, part in parts.items() if name != "train"}
 
 
-def _joined(*read: cavs.Graphs) -> cavs.Graphs:
+def _joined(*files: cavs.Graphs) -> cavs.Graphs:
     """Several files as one. Words and labels are numbered anew."""
-    if len(read) == 1:
-        return read[0]
+    if len(files) == 1:
+        return files[0]
     try:
-        return cavs.Graphs.concat(graphs.replace(kind=None, kind_names=None) for graphs in read)
+        return cavs.Graphs.concat(graphs.replace(kind=None, kind_names=None) for graphs in files)
     except ValueError as error:
         raise Mistake(f"FILE: {error}") from error
 
@@ -76,14 +76,14 @@ def _joined(*read: cavs.Graphs) -> cavs.Graphs:
 def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple[str, ...]:
     """Returns notes about labels that occur in another part but not in "train". Raises a `Mistake` if a part has no labels."""
     none = np.zeros(0, np.int32)
-    of_parts = {name: np.unique(none if graphs.label is None else graphs.label) for name, graphs in parts.items()}
-    of_parts = {name: found[found >= 0] for name, found in of_parts.items()}
+    ids_by_part = {name: np.unique(none if graphs.label is None else graphs.label) for name, graphs in parts.items()}
+    ids_by_part = {name: ids[ids >= 0] for name, ids in ids_by_part.items()}
     notes = []
-    for name, found in of_parts.items():
-        if not found.size:
+    for name, ids in ids_by_part.items():
+        if not ids.size:
             got = f"{flag(name, part=True)}: got no labels in the {PARTS[name]} part of the data; expected some in each"
             raise Mistake(f"{got}. Write --dev FILE, or another --seed, which chooses what FILE holds out.")
-        unseen = [repr(labels[i]) for i in np.setdiff1d(found, of_parts["train"]).tolist()]
+        unseen = [repr(labels[i]) for i in np.setdiff1d(ids, ids_by_part["train"]).tolist()]
         if unseen:
             more = ", ..." if len(unseen) > 5 else ""
             notes.append(
@@ -104,15 +104,15 @@ def vocabulary(
     if path is None:
         return words, None
     check_file("embeddings", path)
-    known, others = set(words), (word for name, graphs in parts.items() if name != "train" for word in graphs.vocab or ())
-    wanted = [*dict.fromkeys((*words, *others))]
-    vectors = cavs.io.read_vectors(path, wanted)
+    known, other_words = set(words), (word for name, graphs in parts.items() if name != "train" for word in graphs.vocab or ())
+    candidates = [*dict.fromkeys((*words, *other_words))]
+    vectors = cavs.io.read_vectors(path, candidates)
     size = vectors.rows.shape[1]
     if options.embedding_size not in (None, size):
         got = f"--embedding-size: got {options.embedding_size}; expected {size}"
         raise Mistake(f"{got}, the size of the vectors in {path}.")
-    keep = vectors.found | np.array([word in known for word in wanted])
-    words = [word for word, kept in zip(wanted, keep.tolist(), strict=True) if kept]
+    keep = vectors.found | np.array([word in known for word in candidates])
+    words = [word for word, kept in zip(candidates, keep.tolist(), strict=True) if kept]
     return words, cavs.io.Vectors(vectors.found[keep], vectors.rows[keep])
 
 

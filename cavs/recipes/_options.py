@@ -130,22 +130,22 @@ def kinds_of(options: type[RunOptions]) -> dict[str, type]:
 
 def converted(values: Mapping[str, Any], kinds: Mapping[str, type], where: str) -> dict[str, Any]:
     """Converts values of TOML or JSON to the types of options. Raises a `Mistake` for an unknown option or another type."""
-    found = {}
+    options = {}
     for name, value in values.items():
         if name not in kinds:
             hint = suggestion(name, kinds)
             raise Mistake(f"{where}: got {name!r}; expected the name of an option of `cavs train`. {hint}".strip())
         kind = kinds[name]
         if value is None or type(value) is kind:
-            found[name] = value
+            options[name] = value
         elif (kind is float and type(value) is int) or (kind is str and type(value) in (int, float)):  # memory = 0.5
-            found[name] = kind(value)
+            options[name] = kind(value)
         elif kind is tuple and isinstance(value, str | list) and all(isinstance(x, str) for x in value):
-            found[name] = (value,) if isinstance(value, str) else tuple(value)
+            options[name] = (value,) if isinstance(value, str) else tuple(value)
         else:
             expected = "str" if kind is tuple else kind.__name__
             raise Mistake(f"{where}: {name}: got {value!r}; expected a value of type {expected}.")
-    return found
+    return options
 
 
 def flag(name: str, part: bool = False) -> str:
@@ -165,10 +165,10 @@ def check_file(name: str, path: str) -> None:
     """Raises a `Mistake` if the file given as the option `name` does not exist or is not a regular file."""
     if Path(path).is_file():
         return
-    what = "a directory" if Path(path).is_dir() else "which is not a regular file" if Path(path).exists() else None
+    fault = "a directory" if Path(path).is_dir() else "which is not a regular file" if Path(path).exists() else None
     parent = Path(path).parent
-    hint = "" if what or not parent.is_dir() else suggestion(Path(path).name, os.listdir(parent))
-    raise Mistake(f"{flag(name)}: got {path}, {what or 'which does not exist'}; expected the path of a file. {hint}".rstrip())
+    hint = "" if fault or not parent.is_dir() else suggestion(Path(path).name, os.listdir(parent))
+    raise Mistake(f"{flag(name)}: got {path}, {fault or 'which does not exist'}; expected the path of a file. {hint}".rstrip())
 
 
 class Parser(argparse.ArgumentParser):
@@ -208,9 +208,9 @@ def read_toml(path: str) -> dict[str, Any]:
         values = tomllib.loads(Path(path).read_text("utf-8-sig"))  # editors on Windows begin files with a byte order mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistake(f"--config: got {path}, which is not TOML ({error}); expected lines such as: hidden = 100") from error
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in values.items():
-        if (plain := name.replace("-", "_")) in found:
+        if (plain := name.replace("-", "_")) in options:
             raise Mistake(f"--config: {path}: got {plain!r} and {plain.replace('_', '-')!r}; expected each option once.")
-        found[plain] = value
-    return found
+        options[plain] = value
+    return options

@@ -142,9 +142,9 @@ class Recipe(abc.ABC):
 
 def learning_rate(options: RunOptions, steps: int) -> optax.Schedule:
     """Returns the learning rate of each step: a linear warm-up, then the schedule, which ends with 0 after `steps` steps."""
-    lr, rise, left = options.lr, options.warmup, max(steps - options.warmup, 1)
-    falls = {"constant": optax.constant_schedule(lr), "linear": optax.linear_schedule(lr, 0.0, left)}
-    fall = falls.get(options.schedule) or optax.cosine_decay_schedule(lr, left)
+    lr, rise, decay_steps = options.lr, options.warmup, max(steps - options.warmup, 1)
+    falls = {"constant": optax.constant_schedule(lr), "linear": optax.linear_schedule(lr, 0.0, decay_steps)}
+    fall = falls.get(options.schedule) or optax.cosine_decay_schedule(lr, decay_steps)
     return optax.join_schedules([optax.linear_schedule(lr / rise, lr + lr / rise, rise), fall], [rise]) if rise else fall
 
 
@@ -156,17 +156,17 @@ def optimizer(options: RunOptions, steps: int) -> optax.GradientTransformation:
         steps: the number of steps of the whole run, at which the schedule of the learning rate ends.
     """
 
-    def where(of: Callable[[str, Any], bool]) -> Any:
-        return lambda params: {name: jax.tree.map(functools.partial(of, name), tree) for name, tree in params.items()}
+    def where(predicate: Callable[[str, Any], bool]) -> Any:
+        return lambda params: {name: jax.tree.map(functools.partial(predicate, name), tree) for name, tree in params.items()}
 
     rules = {"sgd": optax.identity(), "adagrad": optax.scale_by_rss(0.0, 1e-10)}
     rule = rules.get(options.optimizer) or optax.scale_by_adam()
     decayed = where(lambda name, x: x.ndim > 1 and name != "words")
     decay = optax.masked(optax.add_decayed_weights(options.weight_decay), decayed)
-    of_words = 1.0 if options.embedding_lr is None else options.embedding_lr / options.lr
+    word_scale = 1.0 if options.embedding_lr is None else options.embedding_lr / options.lr
     return optax.chain(
         optax.clip_by_global_norm(options.clip or float("inf")),
         *((rule, decay) if options.optimizer == "adamw" else (decay, rule)),
-        optax.masked(optax.scale(of_words), where(lambda name, x: name == "words")),
+        optax.masked(optax.scale(word_scale), where(lambda name, x: name == "words")),
         optax.scale_by_learning_rate(learning_rate(options, steps)),
     )

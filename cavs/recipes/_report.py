@@ -92,13 +92,13 @@ class Messages:
             found, total = int(run.data.vectors.found.sum()), len(run.data.vectors.found)
             self.print(f"{found} of {total} words ({100 * found / total:.1f} %) have a vector in {escape(options.embeddings)}")
         if run.memory is not None:
-            parts, each, needed = run.memory
-            self.print(f"memory of a training step: {parts} parts of {each}, {needed / 2**20:.1f} MiB compiled")
+            parts, samples, needed = run.memory
+            self.print(f"memory of a training step: {parts} parts of {samples}, {needed / 2**20:.1f} MiB compiled")
         if run.loader.seen:
             self.print(f"resuming {escape(str(keeper.folder))} at {self._place()}")
-        for field, what, how in UNREAD:
+        for field, what, advice in UNREAD:
             if getattr(run.data.parts["train"], field, None) is not None:
-                self.print(f"{what}, which no --program reads. To use them, write a vertex function with {how}")
+                self.print(f"{what}, which no --program reads. To use them, write a vertex function with {advice}")
         for note in (*run.data.notes, *keeper.notes):
             self.print(escape(note))
         if keeper.done:
@@ -140,8 +140,8 @@ class Messages:
         else:
             return error
         saved = (self.keeper.folder / "last.npz").exists()
-        how = f"The last save is intact. Resume with: {self.command} {self._resume()}" if saved else "Nothing was saved."
-        return Mistake(f"{text} Training stopped. {how}", 1)
+        advice = f"The last save is intact. Resume with: {self.command} {self._resume()}" if saved else "Nothing was saved."
+        return Mistake(f"{text} Training stopped. {advice}", 1)
 
     def finish(self, seconds: float) -> None:
         """Tests the best epoch, draws the curve, and prints the results and the next commands."""
@@ -153,13 +153,13 @@ class Messages:
         if jax.process_index():  # the first process writes
             return
         if "test" in results:
-            found = {"epoch": best["epoch"], "test": results["test"]}
-            (keeper.folder / "test.json").write_text(json.dumps(found, indent=1))
+            content = {"epoch": best["epoch"], "test": results["test"]}
+            (keeper.folder / "test.json").write_text(json.dumps(content, indent=1))
         cavs.data.draw_history(keeper.history, keeper.folder / "curve.png", recipe.scores)
         self.console.print(_results(recipe, run.data.parts, results))
         folder = shlex.quote(str(keeper.folder))
-        whole = [record["seconds"] for record in keeper.history if float(record["epoch"]).is_integer()]
-        speed = f"fastest epoch {min(whole):.2f} s of {len(run.loader)} steps; " if whole else ""
+        epoch_seconds = [record["seconds"] for record in keeper.history if float(record["epoch"]).is_integer()]
+        speed = f"fastest epoch {min(epoch_seconds):.2f} s of {len(run.loader)} steps; " if epoch_seconds else ""
         self.print(f"{seconds:.0f} s in total; {speed}programs compiled for training: {run.step.compilations}")
         self.print(escape(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png"))
         options, last = recipe.options, keeper.history[-1]
@@ -168,12 +168,12 @@ class Messages:
             more = f"--max-steps {2 * last['step']}"
         elif last["epoch"] < options.epochs:
             more = f"--patience {2 * options.patience}"
-        for words, what in (
+        for words, purpose in (
             (f"predict {folder} FILE", recipe.shows),
             (f"evaluate {folder} FILE", "score it on another file"),
             (f"{self._resume()} {more}", "train longer"),
         ):
-            self.print(f"  {escape(self.command)} {escape(words):44}  [dim]{what}[/]")
+            self.print(f"  {escape(self.command)} {escape(words):44}  [dim]{purpose}[/]")
 
 
 def _results(recipe: Any, parts: Mapping[str, Any], results: Mapping[str, dict[str, float]]) -> Table:

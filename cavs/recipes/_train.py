@@ -25,12 +25,12 @@ EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training
 
 def mesh_of(options: RunOptions) -> Mesh | None:
     """The devices of a run as a mesh; `None` for one. Raises a `Mistake` if JAX sees fewer, or they cannot share a batch."""
-    there, processes = jax.device_count(), jax.process_count()
-    count = options.devices or there
-    if count > there or processes > 1 and count != there:
+    visible, processes = jax.device_count(), jax.process_count()
+    count = options.devices or visible
+    if count > visible or processes > 1 and count != visible:
         at_most = "at most " if processes == 1 else ""
         raise Mistake(
-            f"--devices: got {count}; expected {at_most}{there}, the devices that JAX sees ({jax.default_backend()}). Write "
+            f"--devices: got {count}; expected {at_most}{visible}, the devices that JAX sees ({jax.default_backend()}). Write "
             "--devices 0 for all of them. For several on a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count=4."
         )
     if count == 1:
@@ -83,9 +83,9 @@ class Run:
         """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
         loader, state = self._loader(parts), jax.eval_shape(self.initial)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loader.largest())
-        found = self._step(parts).lower(state, batch).compile().memory_analysis()
+        memory = self._step(parts).lower(state, batch).compile().memory_analysis()
         size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
-        return found.temp_size_in_bytes + size(state) + loader.on_device * size(batch)
+        return memory.temp_size_in_bytes + size(state) + loader.on_device * size(batch)
 
     def _step(self, parts: int) -> cavs.data.Step[Any, Any]:
         """The step of a batch, or of one that comes in parts. Its state is `(params, moments, steps done)`."""
@@ -199,23 +199,23 @@ def tune(kind: type[Recipe], options: RunOptions) -> int:
     data = kind.read(options)
     run = Run(kind(options, data.facts), data)
     try:
-        found = run.step.tune(jax.eval_shape(run.initial), next(iter(run.loader)))
+        launches = run.step.tune(jax.eval_shape(run.initial), next(iter(run.loader)))
     except ValueError as error:
         if not str(error).startswith("Step.tune: "):
             raise
         raise Mistake(str(error).removeprefix("Step.tune: ")) from error
-    print(*(launch.table() for launch in found), sep="\n")
+    print(*(launch.table() for launch in launches), sep="\n")
     return 0
 
 
-def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> RunOptions:
-    """The options of the run in a folder, with those that `given` changes. Raises a `Mistake` if one cannot change."""
+def saved(folder: Path, kind: type[Recipe], changes: dict[str, Any]) -> RunOptions:
+    """The options of the run in a folder, with `changes`. Raises a `Mistake` if one cannot change."""
     about = cavs.data.read_run(folder)
     if about.get("task") != kind.name:
         raise Mistake(f"--task: got {kind.name} with --resume {folder}; expected {about.get('task')}, the task of this run.")
     before = kind.Options.from_json(about["options"], f"{folder}/model.json")
-    options = dataclasses.replace(before, **given).checked()
-    wrong = [flag(name) for name in given if name not in RESUMABLE and getattr(before, name) != getattr(options, name)]
+    options = dataclasses.replace(before, **changes).checked()
+    wrong = [flag(name) for name in changes if name not in RESUMABLE and getattr(before, name) != getattr(options, name)]
     if wrong:
         raise Mistake(
             f"--resume: got {', '.join(wrong)}, which cannot change: all but {', '.join(map(flag, RESUMABLE))} are those of "

@@ -54,12 +54,12 @@ class LanguageModel(recipes.Recipe):
         return Data({"words": words, "program": program, "size": recipes.embedding_size(options, vectors)}, parts, vectors)
 
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
-        program, last, words = jax.random.split(key, 3)
+        program, head, words = jax.random.split(key, 3)
         shape = self.options.hidden, len(self.facts["words"])
         return {
             "words": recipes.init_table(words, shape[1], self.facts["size"], vectors),
             "program": self.program.init(program),
-            "w": jax.nn.initializers.glorot_uniform()(last, shape, jnp.float32),
+            "w": jax.nn.initializers.glorot_uniform()(head, shape, jnp.float32),
             "b": jnp.zeros(shape[1], jnp.float32),
         }
 
@@ -102,10 +102,10 @@ class LanguageModel(recipes.Recipe):
             raise Mistake("--probabilities: not valid with a language model. Omit it.")
         graphs = cavs.io.read_text(path)
         known = to_predict(graphs, self.facts["words"])
-        every = np.split(self.nll(params, known), known.vertex_offsets[1:-1])
-        found = zip(cavs.data.sentences_of(graphs), every, strict=True)
+        nlls = np.split(self.nll(params, known), known.vertex_offsets[1:-1])
+        scored = zip(cavs.data.sentences_of(graphs), nlls, strict=True)
         for number, line in enumerate(cavs.io.read_lines(path)):
-            text, nll = next(found) if line.strip() else ("", np.zeros(0))
+            text, nll = next(scored) if line.strip() else ("", np.zeros(0))
             if vertices:
                 for i, (word, x) in enumerate(zip((*text.split(), END)[: len(nll)], nll.tolist(), strict=True)):
                     yield {"sentence": number, "word": i, "text": word, "log_probability": -x}
@@ -120,8 +120,8 @@ class LanguageModel(recipes.Recipe):
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         graphs = to_predict(cavs.io.read_text(path), self.facts["words"])
         mean, unknown = float(self.nll(params, graphs).mean()), graphs.label == self.facts["words"].index(UNKNOWN)
-        found = {"sentences": len(graphs), "words": graphs.num_vertices, "unknown_words": int(unknown.sum()), "nll": mean}
-        return found | {"perplexity": _perplexity(mean)}
+        scores = {"sentences": len(graphs), "words": graphs.num_vertices, "unknown_words": int(unknown.sum()), "nll": mean}
+        return scores | {"perplexity": _perplexity(mean)}
 
 
 def _perplexity(nll: float) -> float:

@@ -44,8 +44,8 @@ class Netlists(Regression):
     @classmethod
     def read_parts(cls, options: NetlistOptions) -> dict[str, cavs.Graphs]:
         def read(path: str, name: str) -> cavs.Graphs:
-            many = options.variants if name == "train" and options.dev else 0
-            return labelled(with_variants(_read(path, name), many))
+            count = options.variants if name == "train" and options.dev else 0
+            return labelled(with_variants(_read(path, name), count))
 
         return recipes.read_parts(cls, options, read)
 
@@ -86,13 +86,13 @@ def with_variants(netlists: cavs.Graphs, count: int, seed: int = 0) -> cavs.Grap
     """
     rng, fan_in = np.random.default_rng([seed, 3]), np.diff(netlists.child_offsets)
     names = tuple(dict.fromkeys((*netlists.kind_names, *_SINGLE, *_SEVERAL)))
-    every = [netlists.replace(kind_names=names)]
+    variants = [netlists.replace(kind_names=names)]
     for _ in range(count):
-        kind, hit = netlists.kind.copy(), rng.random(netlists.num_vertices) < SHARE
-        for kinds, rows in ((_SINGLE, hit & (fan_in == 1)), (_SEVERAL, hit & (fan_in > 1))):
+        kind, redrawn = netlists.kind.copy(), rng.random(netlists.num_vertices) < SHARE
+        for kinds, rows in ((_SINGLE, redrawn & (fan_in == 1)), (_SEVERAL, redrawn & (fan_in > 1))):
             kind[rows] = rng.choice([names.index(name) for name in kinds], int(rows.sum()))
-        every.append(every[0].replace(kind=kind))
-    return cavs.Graphs.concat(every)
+        variants.append(variants[0].replace(kind=kind))
+    return cavs.Graphs.concat(variants)
 
 
 if __name__ == "__main__":

@@ -65,12 +65,12 @@ class Regression(recipes.Recipe):
     def read_file(cls, path: str, name: str = "file") -> cavs.Graphs:
         """The graphs of a file. Whole numbers become float64, too, so that files with and without fractions can be joined."""
         graphs = recipes.read_graphs(path, name)
-        found, names = {"label": graphs.label, "graph_label": graphs.graph_label}, graphs.label_names
+        fields, names = {"label": graphs.label, "graph_label": graphs.graph_label}, graphs.label_names
         if names is not None:
             if not all(map(str.isdecimal, names)):
                 return graphs
-            found["label"] = np.array([*map(float, names), np.nan])[graphs.label]
-        return graphs.replace(label_names=None, **{of: x if x is None else x.astype(np.float64) for of, x in found.items()})
+            fields["label"] = np.array([*map(float, names), np.nan])[graphs.label]
+        return graphs.replace(label_names=None, **{key: x if x is None else x.astype(np.float64) for key, x in fields.items()})
 
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
         program, words = jax.random.split(key)
@@ -107,16 +107,16 @@ class Regression(recipes.Recipe):
         if at != "graph":
             return values
         graphs = sched.shape.graphs
-        of = lambda x: jax.ops.segment_sum(jnp.where(root, x, 0), sched.graph, graphs + 1)[:graphs]  # noqa: E731
-        return of(values) / jnp.maximum(of(jnp.ones_like(values)), 1)
+        over_roots = lambda x: jax.ops.segment_sum(jnp.where(root, x, 0), sched.graph, graphs + 1)[:graphs]  # noqa: E731
+        return over_roots(values) / jnp.maximum(over_roots(jnp.ones_like(values)), 1)
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
         *_, target, _ = batch
-        has = ~jnp.isnan(target)
-        distance = jnp.where(has, target, 0)
+        labelled = ~jnp.isnan(target)
+        distance = jnp.where(labelled, target, 0)
         values = self.standardised(params, batch, self.facts["at"], key)
-        total = cavs.data.total(jnp.where(has, values - distance, 0) ** 2)
-        sums = {"count": has, "distance": distance, "square": distance**2}
+        total = cavs.data.total(jnp.where(labelled, values - distance, 0) ** 2)
+        sums = {"count": labelled, "distance": distance, "square": distance**2}
         return total, {"loss": total, **{name: cavs.data.total(x) for name, x in sums.items()}}
 
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
@@ -131,8 +131,8 @@ class Regression(recipes.Recipe):
         known = graphs.with_vocab(self.facts["words"], UNKNOWN).replace(label=None, label_names=None, graph_label=None)
         vp.check_fit(self.facts["program"], known, f"FILE: {path}", self.program)
         fun = lambda params, batch: self.standardised(params, batch, at)  # noqa: E731
-        found = cavs.data.predict(fun, params, self.in_order(known), "graphs" if at == "graph" else "vertices")
-        return self.facts["mean"] + self.facts["scale"] * found.astype(np.float64)
+        predictions = cavs.data.predict(fun, params, self.in_order(known), "graphs" if at == "graph" else "vertices")
+        return self.facts["mean"] + self.facts["scale"] * predictions.astype(np.float64)
 
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
         if probabilities:
@@ -156,8 +156,8 @@ class Regression(recipes.Recipe):
         at = self.facts["at"]
         graphs = _with_targets(self.read_file(path), at, f"FILE: {path}")
         true, guess = targets(graphs, at), self.values(params, graphs, path, at)
-        has = ~np.isnan(true)
-        return true[has], guess[has]
+        labelled = ~np.isnan(true)
+        return true[labelled], guess[labelled]
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         return dict(cavs.data.errors(*self.pairs(params, path)))
@@ -176,10 +176,10 @@ class Regression(recipes.Recipe):
 
 def targets(graphs: cavs.Graphs, at: str) -> np.ndarray:
     """(G,) or (V,) float64 targets, NaN where there is none: of graphs, of roots, or of vertices."""
-    given = graphs.graph_label if at == "graph" else graphs.label
-    if given is None or given.ndim > 1 or at != "graph" and graphs.label_names is not None:
+    labels = graphs.graph_label if at == "graph" else graphs.label
+    if labels is None or labels.ndim > 1 or at != "graph" and graphs.label_names is not None:
         return np.full(len(graphs) if at == "graph" else graphs.num_vertices, np.nan)
-    return np.where(cavs.data.is_root(graphs), given, np.nan) if at == "root" else np.array(given, np.float64)
+    return np.where(cavs.data.is_root(graphs), labels, np.nan) if at == "root" else np.array(labels, np.float64)
 
 
 def _where(options: RegressionOptions, train: cavs.Graphs) -> str:
@@ -194,13 +194,13 @@ def _where(options: RegressionOptions, train: cavs.Graphs) -> str:
 
 def _with_targets(graphs: cavs.Graphs, at: str, where: str) -> cavs.Graphs:
     """The graphs with float64 targets. Raises a `Mistake` if there are none, or they are not single finite numbers."""
-    given = graphs.graph_label if at == "graph" else graphs.label
-    if given is not None and given.ndim > 1:
-        raise Mistake(f"{where}: got labels of shape {given.shape[1:]}; --task regression expects one number each.")
+    labels = graphs.graph_label if at == "graph" else graphs.label
+    if labels is not None and labels.ndim > 1:
+        raise Mistake(f"{where}: got labels of shape {labels.shape[1:]}; --task regression expects one number each.")
     values = targets(graphs, at)
     if np.isnan(values).all() or np.isinf(values).any():
-        what = {"graph": "each graph", "root": "each root", "all": "vertices"}[at]
-        got = "infinite labels" if np.isinf(values).any() else f"no numbers as labels of {what}"
+        noun = {"graph": "each graph", "root": "each root", "all": "vertices"}[at]
+        got = "infinite labels" if np.isinf(values).any() else f"no numbers as labels of {noun}"
         example = '{"children": [[], [0]], "label": 0.73} or "labels": [null, 0.73] in .jsonl'
         raise Mistake(f"{where}: got {got}; expected finite numbers such as {example}.")
     return graphs.replace(label_names=None, **({"graph_label": values, "label": None} if at == "graph" else {"label": values}))

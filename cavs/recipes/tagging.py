@@ -86,10 +86,10 @@ class Tagging(recipes.Recipe):
         return vp.spelled_sources(part, self.options.batch)
 
     def collate(self, sample: Any) -> Any:
-        (words, turned, *spellings), (sched, back, *more) = sample.graphs, sample.sched
+        (words, turned, *spellings), (sched, back, *letter_scheds) = sample.graphs, sample.sched
         label, spelled = self.labels(words, sample.present), ()
         if spellings:
-            spelled = (*more, more[0].pad(spellings[0].input_id, 0), sched.pad(vp.spelled_in(turned)[1], -1))
+            spelled = (*letter_scheds, letter_scheds[0].pad(spellings[0].input_id, 0), sched.pad(vp.spelled_in(turned)[1], -1))
         return sched, back, sample.numbers.astype(np.int32), sched.pad(label, -1), spelled
 
     def logits(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
@@ -104,20 +104,20 @@ class Tagging(recipes.Recipe):
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
         label, logits = batch[3], self.logits(params, batch, key)
-        has = label >= 0
+        labelled = label >= 0
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(label, 0))
-        total = cavs.data.total(jnp.where(has, nll, 0))
-        right = has & (logits.argmax(-1) == label)
-        return total, {"loss": total, "count": cavs.data.total(has), "right": cavs.data.total(right)}
+        total = cavs.data.total(jnp.where(labelled, nll, 0))
+        right = labelled & (logits.argmax(-1) == label)
+        return total, {"loss": total, "count": cavs.data.total(labelled), "right": cavs.data.total(right)}
 
     def held_out(self, params: Any, part: tuple[cavs.Graphs, ...], loader: cavs.data.Loader) -> dict[str, float]:
         """The metrics of all batches, with the entities of whole sentences: true, predicted, and both."""
         sums = super().held_out(params, part, loader)
         if not cavs.data.is_tagging(self.facts["labels"]):
             return sums
-        alone = self.options.devices == 1  # predictions are those of one device
-        found = cavs.data.predict(self.best, jax.device_get(params), loader if alone else self.in_order(part))
-        return sums | self.entities(part[0], part[0].label, found)["all"]._asdict()
+        one_device = self.options.devices == 1  # predictions are those of one device
+        predicted = cavs.data.predict(self.best, jax.device_get(params), loader if one_device else self.in_order(part))
+        return sums | self.entities(part[0], part[0].label, predicted)["all"]._asdict()
 
     def best(self, params: Any, batch: Any) -> jax.Array:
         """(Vp,) the most likely tag of every word."""
@@ -132,13 +132,13 @@ class Tagging(recipes.Recipe):
 
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         count = max(sums["count"], 1)
-        found = cavs.data.Found(*(int(sums.get(name, 0)) for name in ("true", "predicted", "both")))
-        of_entities = {"F1": found.f1} if found.true + found.predicted else {}
+        entities = cavs.data.Found(*(int(sums.get(name, 0)) for name in ("true", "predicted", "both")))
+        of_entities = {"F1": entities.f1} if entities.true + entities.predicted else {}
         return {"loss": sums["loss"] / count, "accuracy": sums["right"] / count, **of_entities}
 
     def score(self, sums: Mapping[str, float]) -> float:
-        found = self.scores(sums)
-        return float(found.get("F1", found["accuracy"]) or 0.0)
+        scores = self.scores(sums)
+        return float(scores.get("F1", scores["accuracy"]) or 0.0)
 
     def baseline(self, train: tuple[cavs.Graphs, ...], part: tuple[cavs.Graphs, ...]) -> dict[str, float]:
         seen, label = (side[0].label[side[0].label >= 0] for side in (train, part))
@@ -161,19 +161,19 @@ class Tagging(recipes.Recipe):
             if not vertices:
                 yield {"sentence": number, "text": " ".join(f"{words[i]}|{labels[best[i]]}" for i in range(a, b))}
             for i in range(a, b) if vertices else ():
-                found = {"sentence": number, "word": i - a, "label": labels[best[i]], "probability": float(p[i, best[i]])}
-                found |= {"text": words[i]}
-                yield found | ({"probabilities": dict(zip(labels, p[i].tolist(), strict=True))} if probabilities else {})
+                cells = {"sentence": number, "word": i - a, "label": labels[best[i]], "probability": float(p[i, best[i]])}
+                cells |= {"text": words[i]}
+                yield cells | ({"probabilities": dict(zip(labels, p[i].tolist(), strict=True))} if probabilities else {})
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         graphs, labels = _read(path, self.options.column, "FILE"), self.facts["labels"]
         labels = [*dict.fromkeys((*labels, *graphs.label_names))]
         true, best = cavs.data.with_labels(graphs, labels).label, self.probabilities(params, graphs).argmax(1)
         assert true is not None
-        found = {"sentences": len(graphs), "words": cavs.data.ConfusionMatrix.of(labels, true, best)}
+        scores = {"sentences": len(graphs), "words": cavs.data.ConfusionMatrix.of(labels, true, best)}
         if cavs.data.is_tagging(labels):
-            found["entities"] = self.entities(graphs, true, best, labels)
-        return found
+            scores["entities"] = self.entities(graphs, true, best, labels)
+        return scores
 
     def _read_new(self, path: str) -> cavs.Graphs:
         """Reads sentences, whose tags do not matter. Raises a `Mistake` if the tags in a `.txt` may be words of plain text."""

@@ -61,12 +61,12 @@ class Translation(recipes.Recipe):
         return vp.EncoderDecoder(self.options.hidden, self.facts["size"])
 
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
-        program, last, words = jax.random.split(key, 3)
+        program, head, words = jax.random.split(key, 3)
         shape = self.options.hidden, len(self.facts["labels"])
         return {
             "words": recipes.init_table(words, len(self.facts["words"]), self.facts["size"], vectors),
             "program": self.program.init(program),
-            "w": jax.nn.initializers.glorot_uniform()(last, shape, jnp.float32),
+            "w": jax.nn.initializers.glorot_uniform()(head, shape, jnp.float32),
             "b": jnp.zeros(shape[1], jnp.float32),
         }
 
@@ -114,8 +114,8 @@ class Translation(recipes.Recipe):
         lines, order = [""] * len(known), np.argsort(np.diff(known.vertex_offsets), kind="stable")
         for start in range(0, len(known), batch):
             numbers = order[start : start + batch]
-            found = vp.greedy(lambda *batch: compiled(params, *batch), known[numbers], rows, end)
-            for g, words in zip(numbers.tolist(), found, strict=True):
+            translations = vp.greedy(lambda *batch: compiled(params, *batch), known[numbers], rows, end)
+            for g, words in zip(numbers.tolist(), translations, strict=True):
                 lines[g] = " ".join(facts["labels"][i] for i in words)
         return lines
 
@@ -126,12 +126,12 @@ class Translation(recipes.Recipe):
 
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
         if vertices or probabilities:
-            which = "--vertices" if vertices else "--probabilities"
-            raise Mistake(f"{which}: not valid with a translator. Omit it.")
+            flag = "--vertices" if vertices else "--probabilities"
+            raise Mistake(f"{flag}: not valid with a translator. Omit it.")
         lines = [line.split("\t")[0].split(" ||| ")[0].strip() for line in cavs.io.read_lines(path)]
-        found = iter(self.translate(params, cavs.io.read_text(lines)) if any(lines) else ())
+        translations = iter(self.translate(params, cavs.io.read_text(lines)) if any(lines) else ())
         for number, line in enumerate(lines):
-            yield {"sentence": number, "text": next(found) if line else ""}
+            yield {"sentence": number, "text": next(translations) if line else ""}
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         try:
@@ -141,9 +141,9 @@ class Translation(recipes.Recipe):
         sources, target = cavs.io.read_pairs(path)
         part = to_translate(sources, target, self.facts)
         sums = cavs.data.evaluate(self.sums, params, self.in_order(part))
-        found = {"pairs": len(sources), "words": int(sums["count"]), "nll": -self.score(sums)}
-        found |= {"perplexity": math.exp(min(-self.score(sums), 700)), "words_right": sums["right"] / max(sums["count"], 1)}
-        return found | cavs.data.bleu(self.translate(params, sources), cavs.data.sentences_of(target))
+        scores = {"pairs": len(sources), "words": int(sums["count"]), "nll": -self.score(sums)}
+        scores |= {"perplexity": math.exp(min(-self.score(sums), 700)), "words_right": sums["right"] / max(sums["count"], 1)}
+        return scores | cavs.data.bleu(self.translate(params, sources), cavs.data.sentences_of(target))
 
     @classmethod
     def graphs(cls, path: str) -> cavs.Graphs:
@@ -160,10 +160,10 @@ def to_translate(source: cavs.Graphs, target: cavs.Graphs, facts: Mapping[str, A
     assert row is not None and label is not None
     row, label = np.insert(row, ends[:-1], words.index(END)), np.insert(label, ends[1:], labels.index(END))
     chains, pairs = vp.EncoderDecoder.graphs(np.diff(source.vertex_offsets), np.diff(ends) + 1)
-    input_id, of_pairs = np.full((2, pairs.num_vertices), -1, np.int32)
-    input_id[pairs.height > 0], of_pairs[pairs.height > 0] = row, label
+    input_id, pair_labels = np.full((2, pairs.num_vertices), -1, np.int32)
+    input_id[pairs.height > 0], pair_labels[pairs.height > 0] = row, label
     chains = chains.replace(input_id=source.with_vocab(words, UNKNOWN).input_id)
-    return chains, pairs.replace(input_id=input_id, label=of_pairs)
+    return chains, pairs.replace(input_id=input_id, label=pair_labels)
 
 
 if __name__ == "__main__":

@@ -61,19 +61,19 @@ class Trees(recipes.Recipe):
         rooted = bool((label[root] >= 0).any())
         score = options.score or ("root" if loss == "root" or rooted and not reads else "all")
         if "root" in (loss, score) and not rooted:
-            which = "--loss" if loss == "root" else "--score"
-            raise Mistake(f"{which}: got root, but no root in {options.train[0]} has a label. Write {which} all.")
+            flag = "--loss" if loss == "root" else "--score"
+            raise Mistake(f"{flag}: got root, but no root in {options.train[0]} has a label. Write {flag} all.")
         facts = {"words": words, "labels": REVIEW_LABELS if shipped else labels, "program": program, "arity": arity}
         facts |= {"reads": reads, "loss": loss, "score": score, "size": recipes.embedding_size(options, vectors)}
         return Data(facts, parts, vectors, notes)
 
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
-        program, last, words = jax.random.split(key, 3)
+        program, head, words = jax.random.split(key, 3)
         shape = self.options.hidden, len(self.facts["labels"])
         return {
             "words": recipes.init_table(words, len(self.facts["words"]), self.facts["size"], vectors),
             "program": self.program.init(program),
-            "w": jax.nn.initializers.glorot_uniform()(last, shape, jnp.float32),
+            "w": jax.nn.initializers.glorot_uniform()(head, shape, jnp.float32),
             "b": jnp.zeros(shape[1], jnp.float32),
         }
 
@@ -100,9 +100,9 @@ class Trees(recipes.Recipe):
         return total, {"loss": total, **{name: cavs.data.total(x) for name, x in of.items()}}
 
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
-        found = {"loss": sums["loss"] / max(sums["count"], 1)}
-        found |= {"accuracy (roots)": sums["root_right"] / sums["roots"]} if sums["roots"] else {}
-        return found | ({"accuracy (vertices)": sums["right"] / sums["vertices"]} if sums["vertices"] > sums["roots"] else {})
+        scores = {"loss": sums["loss"] / max(sums["count"], 1)}
+        scores |= {"accuracy (roots)": sums["root_right"] / sums["roots"]} if sums["roots"] else {}
+        return scores | ({"accuracy (vertices)": sums["right"] / sums["vertices"]} if sums["vertices"] > sums["roots"] else {})
 
     def score(self, sums: Mapping[str, float]) -> float:
         right, count = ("root_right", "roots") if self.facts["score"] == "root" else ("right", "vertices")
@@ -144,10 +144,10 @@ class Trees(recipes.Recipe):
         true = cavs.data.with_labels(graphs.replace(label_names=names), labels).label
         assert true is not None
         best = self.probabilities(params, graphs, path).argmax(1)
-        counted = (np.where(cavs.data.is_root(graphs), true, -1), true)
-        roots, vertices = (cavs.data.ConfusionMatrix.of(labels, of, best) for of in counted)
-        found = {"roots": roots} if roots.count else {}
-        return {"graphs": len(graphs)} | found | ({"vertices": vertices} if vertices.count > roots.count else {})
+        targets = (np.where(cavs.data.is_root(graphs), true, -1), true)
+        roots, vertices = (cavs.data.ConfusionMatrix.of(labels, target, best) for target in targets)
+        scores = {"roots": roots} if roots.count else {}
+        return {"graphs": len(graphs)} | scores | ({"vertices": vertices} if vertices.count > roots.count else {})
 
     def _read_new(self, path: str) -> tuple[cavs.Graphs, Sequence[int]]:
         """Reads the graphs to predict, and their numbers. A model of chains also reads plain text, one sentence per line."""
@@ -165,11 +165,11 @@ class Trees(recipes.Recipe):
 
 def _read_labelled(path: str, name: str) -> cavs.Graphs:
     graphs = recipes.read_graphs(path, name)
-    where = f"{recipes.flag(name)}: got {path}"
+    prefix = f"{recipes.flag(name)}: got {path}"
     if graphs.graph_label is not None or graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):
-        raise Mistake(f"{where} with numbers to predict as labels. Write: cavs train --task regression FILE")
+        raise Mistake(f"{prefix} with numbers to predict as labels. Write: cavs train --task regression FILE")
     if graphs.label is None or not (graphs.label >= 0).any():
-        raise Mistake(f"{where} without labels; expected a label at each root or at every vertex. To label it, write: predict")
+        raise Mistake(f"{prefix} without labels; expected a label at each root or at every vertex. To label it, write: predict")
     return graphs
 
 

@@ -43,24 +43,24 @@ class NativeCall:
         self._results: dict[Name, jax.ShapeDtypeStruct] = {}
         self._kinds: dict[int, Lowered | None] = {}
 
-    def updated(self, what: str, number: int, x: jax.Array) -> None:
+    def updated(self, label: str, number: int, x: jax.Array) -> None:
         """Adds a tensor of states or of their cotangents, which the call updates in place."""
-        self.given[(what, NO_KIND, number)] = x
-        self.created(what, NO_KIND, number, x)
+        self.given[(label, NO_KIND, number)] = x
+        self.created(label, NO_KIND, number, x)
 
-    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct | jax.Array) -> None:
+    def created(self, label: str, kind: int, number: int, like: jax.ShapeDtypeStruct | jax.Array) -> None:
         """Adds a result, which the call fills; if it is given as well, in place."""
-        self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
+        self._results[(label, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
 
-    def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, eager: Arrays) -> None:
+    def kind(self, lowered_kind: Lowered | None, k: int, part: Split, statics: Arrays, eager: Arrays) -> None:
         """Adds the program of kind `k` (`None` without vertices), and the static values and eager rows that it reads."""
-        self._kinds[k] = own
+        self._kinds[k] = lowered_kind
         rows = self.rows[k]
         self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
         crossing = (x for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
         self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
-        if own is not None:
-            self.given |= static_arrays(own, part, k, statics)
+        if lowered_kind is not None:
+            self.given |= static_arrays(lowered_kind, part, k, statics)
 
     def forward_of(self, k: int, part: Split, statics: Arrays, eager: Arrays, save: bool) -> None:
         """Adds the forward of kind `k`, which creates what `saved_of` returns."""
@@ -126,11 +126,11 @@ class NativeCall:
         words += [shape.tasks, shape.rows, len(leaves), len(states), *map(number, states)]
         at = edge_at = 0
         for k in [*range(inner), *leaves]:
-            own, rows, leaf = self._kinds.get(k), self.rows[k], k >= inner
+            lowered_kind, rows, leaf = self._kinds.get(k), self.rows[k], k >= inner
             sizes = [rows.size, rows.edges, -1 if leaf else at, 0 if leaf else edge_at, rows.pad, rows.edge_pad]
             # Without vertices, the call fills the results of the kind with zeros.
-            made = [Written(name, ROW, Shift.NONE, False) for name in self._results if name[1] == k and name[0] != "state"]
-            words += encoded(own.program if own else KindProgram([], {}, [], made), sizes, number)
+            written = [Written(name, ROW, Shift.NONE, False) for name in self._results if name[1] == k and name[0] != "state"]
+            words += encoded(lowered_kind.program if lowered_kind else KindProgram([], {}, [], written), sizes, number)
             at, edge_at = at + rows.size, edge_at + rows.edges
         return words
 

@@ -55,18 +55,18 @@ def _piece(view: View, begin: int, count: int) -> _Piece:
     """Returns `count` elements of a view's base, with the view's step, from element `begin` on."""
     base, offset = view.base.root()
     begin += offset
-    which = slice(begin, begin + (1 + view.step * (count - 1) if count else 0), max(view.step, 1))
-    assert base.place == Place.LITERAL or which.stop <= base.n, f"engine native: access to {which} of {base.n} elements"
-    return _Piece(base, which)
+    elements = slice(begin, begin + (1 + view.step * (count - 1) if count else 0), max(view.step, 1))
+    assert base.place == Place.LITERAL or elements.stop <= base.n, f"engine native: access to {elements} of {base.n} elements"
+    return _Piece(base, elements)
 
 
 class _Memory:
     """For each chunk, the number of the base whose values the elements of slots and of rows hold."""
 
     def __init__(self, segments: Sequence[Segment], bases: Mapping[Base, int | None], slots: Sequence[Slot]):
-        made = {op.to.base.root()[0] for segment in segments for ops in segment for op in ops if op.to}
+        written = {op.to.base.root()[0] for segment in segments for ops in segment for op in ops if op.to}
         self._bases, self._slots = bases, slots
-        self._number = {base: n if base in made else _GIVEN for n, base in enumerate(bases, 1)}
+        self._number = {base: n if base in written else _GIVEN for n, base in enumerate(bases, 1)}
         self._arena: dict[int, tuple[Base, dict[int, np.ndarray]]] = {}  # by slot: a base, and by chunk its known elements
         self._rows: dict[tuple[Any, int], np.ndarray] = {}  # by tensor and chunk
         self._children: dict[tuple[Any, int], list[int]] = {}  # whose rows of a tensor the vertices of a chunk have written
@@ -94,34 +94,34 @@ class _Memory:
                 assert all((self._rows_of(base, chunk) == number).all() for chunk in _CHUNKS), f"{base.tensor} is overwritten"
 
     def _read(self, op: Op, piece: "_Piece", chunk: int) -> None:
-        base, which = piece
+        base, elements = piece
         if base.place == Place.ARENA:
             held, known = self._arena.get(self._slot(op, base), (None, {}))
-            if held is not base or chunk not in known or not known[chunk][which].all():
+            if held is not base or chunk not in known or not known[chunk][elements].all():
                 _refuse(op, "reads a value of the arena that is not there")
-        elif base.place == Place.ROWS and (self._rows_of(base, chunk)[which] != self._number[base]).any():
+        elif base.place == Place.ROWS and (self._rows_of(base, chunk)[elements] != self._number[base]).any():
             _refuse(op, f"reads rows of {base.tensor} that are overwritten, or not yet written")
 
     def _write(self, op: Op, piece: "_Piece", chunk: int) -> None:
-        base, which = piece
+        base, elements = piece
         if base.place == Place.ARENA:
             slot = self._slot(op, base)
             held, known = self._arena.get(slot, (None, {}))
             if held is not base or self._slots[slot].chunk and chunk not in known:
                 known = {}
             self._arena[slot] = base, known
-            known.setdefault(chunk, np.zeros(base.n, bool))[which] = True
+            known.setdefault(chunk, np.zeros(base.n, bool))[elements] = True
         elif base.place == Place.ROWS:
-            self._rows_of(base, chunk)[which] = self._number[base]
+            self._rows_of(base, chunk)[elements] = self._number[base]
         else:
             _refuse(op, "writes a constant")
 
     def _scatter(self, op: Op, chunk: int) -> None:
         """Notes a write to rows of children: sums may be repeated, but a row is overwritten once. Child -1 means all."""
-        before = self._children.setdefault((op.tensor, chunk), [])
-        if op.code != CODE["add"] and (op.child in before or -1 in before or op.child == -1 and before):
+        written = self._children.setdefault((op.tensor, chunk), [])
+        if op.code != CODE["add"] and (op.child in written or -1 in written or op.child == -1 and written):
             _refuse(op, f"overwrites rows of {op.tensor} of child {op.child}, which are overwritten")
-        before.append(op.child)
+        written.append(op.child)
 
     def _rows_of(self, base: Base, chunk: int) -> np.ndarray:
         return self._rows.setdefault((base.tensor, chunk), np.full(base.n, _GIVEN))
@@ -166,5 +166,5 @@ def _writes(op: Op) -> list[tuple[int, int]]:
     return [(to, count) for _, to, count in op.runs] if op.opcode == Opcode.MOVE else [(0, op.n)]
 
 
-def _refuse(op: Op, what: str) -> NoReturn:
-    raise AssertionError(f"engine native: {op.opcode.name} of {op.n} elements {what}")
+def _refuse(op: Op, problem: str) -> NoReturn:
+    raise AssertionError(f"engine native: {op.opcode.name} of {op.n} elements {problem}")

@@ -42,17 +42,18 @@ def eager_split(part: Split, number: int) -> Split | None:
 
     `number`: the number by which the library knows these vertices.
     """
-    made = {v for e in part.eager.eqns for v in e.outvars}
-    if part.eager.reads_edges or not made:
+    computed = {v for e in part.eager.eqns for v in e.outvars}
+    if part.eager.reads_edges or not computed:
         return None
-    own = split_leaf(dataclasses.replace(part.role, states=(), pushes=tuple(v for v in part.eager.outs if v in made)))
-    if not set(own.recurrent.statics) <= set(static_variables(part)) or not set(own.recurrent.cross) <= set(part.role.inputs):
+    split = split_leaf(dataclasses.replace(part.role, states=(), pushes=tuple(v for v in part.eager.outs if v in computed)))
+    statics, cross = set(split.recurrent.statics), set(split.recurrent.cross)
+    if not statics <= set(static_variables(part)) or not cross <= set(part.role.inputs):
         return None
     try:
-        check_lowered(own, number)
+        check_lowered(split, number)
     except Unfit:
         return None
-    return own
+    return split
 
 
 class _Stage(NamedTuple):
@@ -79,8 +80,8 @@ class _Stage(NamedTuple):
         return [env[v] for v in self.own.recurrent.statics]
 
     def pulled(self, inputs: Arrays, vertex: jax.Array) -> dict[Var, jax.Array]:
-        own = self.part.role.inputs
-        return dict(zip(own, pull(self.part, own, inputs, vertex), strict=True))
+        variables = self.part.role.inputs
+        return dict(zip(variables, pull(self.part, variables, inputs, vertex), strict=True))
 
 
 def in_library(batch: Batch) -> list[int]:
@@ -96,16 +97,16 @@ def eager_part(
     batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
 ) -> tuple[list[Values], list[Transpose]] | None:
     """Computes the eager part of kind `k` in the library; see `Engine.eager_part`. Returns `None` if XLA has to."""
-    own = _own_split(batch, k)
-    if own is None:
+    split = _own_split(batch, k)
+    if split is None:
         return None
-    stage = _Stage(batch.job, k, own)
+    stage = _Stage(batch.job, k, split)
     pulled = stage.pulled(inputs, batch.rows[k].vertex)
 
     call = NativeCall(batch, backward=False, eager=k)
-    call.forward_of(stage.number, own, stage.statics(statics), [pulled[v] for v in own.recurrent.cross], save)
-    kept, extras = call.saved_of(call.run(), stage.number, own, save)
-    values = pulled | dict(zip(own.recurrent.extra, extras, strict=True))
+    call.forward_of(stage.number, split, stage.statics(statics), [pulled[v] for v in split.recurrent.cross], save)
+    kept, extras = call.saved_of(call.run(), stage.number, split, save)
+    values = pulled | dict(zip(split.recurrent.extra, extras, strict=True))
     outs: list[Values] = [values[v] for v in batch.parts[k].eager.outs]
     if not save:
         return outs, []
@@ -130,34 +131,34 @@ def _back(
 
     `where`: tensors with slack that have some of these cotangents as rows, so that the library needs no copy.
     """
-    part, own, batch = stage.part, stage.own, stage.batch(saved.data)
+    part, split, batch = stage.part, stage.own, stage.batch(saved.data)
     rows = batch.rows[stage.k].as_leaves
     vertex = jnp.asarray(rows.vertex)
-    size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in own.recurrent.cross) * rows.size
+    size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in split.recurrent.cross) * rows.size
     if size > MANY_BYTES:  # gathered again, rather than alive from the forward to the backward
         cotangents = [jnp.asarray(ct) for ct in cts if ct.dtype != jax.dtypes.float0]
         vertex = hold_back([vertex], cotangents, jnp.integer)[0]
     pulled, of_out = stage.pulled(saved.inputs, vertex), dict(zip(part.eager.outs, cts, strict=True))
-    crossing = [pulled[v] for v in own.recurrent.cross]
+    crossing = [pulled[v] for v in split.recurrent.cross]
     memory = Memory([], stage.statics(saved.statics), crossing=crossing, kept=saved.kept, extras=saved.extras)
-    kind = kind_of(stage.number, own, rows, [of_out[v] for v in own.recurrent.extra], memory)
-    given = {v: kind.extra_cts[i] for i, v in own.reverse.extra_cts.items()}
-    kind = with_reuse(kind._replace(stored=[v for v in kind.stored if v not in given]), own=False)
+    kind = kind_of(stage.number, split, rows, [of_out[v] for v in split.recurrent.extra], memory)
+    known = {v: kind.extra_cts[i] for i, v in split.reverse.extra_cts.items()}
+    kind = with_reuse(kind._replace(stored=[v for v in kind.stored if v not in known]), own=False)
     call = NativeCall(batch, backward=True, eager=stage.k)
     call.backward_of(kind, memory.statics, crossing, saved.kept, saved.extras)
-    found = given | dict(zip(kind.stored, call.cuts_of(call.run(), kind), strict=True))
-    cuts = with_whole(kind, {v: mask_rows(x, rows.real) if v in kind.reused else x for v, x in found.items()})
-    places = {v: Operand(x, None, 0) for v, x in found.items()}
+    stored = known | dict(zip(kind.stored, call.cuts_of(call.run(), kind), strict=True))
+    cuts = with_whole(kind, {v: mask_rows(x, rows.real) if v in kind.reused else x for v, x in stored.items()})
+    places = {v: Operand(x, None, 0) for v, x in stored.items()}
     places |= in_parts(kind.cuts.parts, places)
-    places |= {v: where[x] for i, v in own.reverse.extra_cts.items() if where and (x := own.recurrent.extra[i]) in where}
+    places |= {v: where[x] for i, v in split.reverse.extra_cts.items() if where and (x := split.recurrent.extra[i]) in where}
     direct = Direct(gradients, places)
-    totals = lazy_gradients(own, rows, RowSpan(0, rows.size, 0, 0), memory, cuts, direct=direct)
-    of_static = {v: totals[i] for i, v in enumerate(own.recurrent.statics) if i in totals}
+    totals = lazy_gradients(split, rows, RowSpan(0, rows.size, 0, 0), memory, cuts, direct=direct)
+    of_static = {v: totals[i] for i, v in enumerate(split.recurrent.statics) if i in totals}
     of_static = [of_static.get(v, zero_cotangent(x)) for v, x in zip(static_variables(part), saved.statics, strict=True)]
-    crossed = crossing_cts(own, cuts)
+    crossed = crossing_cts(split, cuts)
     of_pulled = []
     for v, x in pulled.items():
         own_cts = [jnp.asarray(ct) for d in (crossed, of_out) if v in d and (ct := d[v]).dtype != jax.dtypes.float0]
         of_pulled.append(functools.reduce(jnp.add, own_cts) if own_cts else zero_cotangent(x))
-    none = [zero_cotangent(jax.ShapeDtypeStruct((0, *v.aval.shape), v.aval.dtype)) for v in part.role.edges if is_var(v)]
-    return of_static, of_pulled, none
+    of_edges = [zero_cotangent(jax.ShapeDtypeStruct((0, *v.aval.shape), v.aval.dtype)) for v in part.role.edges if is_var(v)]
+    return of_static, of_pulled, of_edges

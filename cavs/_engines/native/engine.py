@@ -67,8 +67,8 @@ class Native(Engine):
         plan, shape = job.plan, job.shape
         if sum(shape.inner) < WIDE_TASKS * shape.tasks or any(part.eager.reads_edges for part in plan.inner.values()):
             return plan
-        other = plan.without_eager_part()
-        return plan if self.unfit(job._replace(plan=other)) else other
+        without_eager = plan.without_eager_part()
+        return plan if self.unfit(job._replace(plan=without_eager)) else without_eager
 
     def explain(self, plan: FunctionPlan, target: Target, shape: Shape | None = None) -> tuple[bool, list[str]]:
         """Returns whether the library can run F, and a line that says so, and whether it runs the leaves."""
@@ -109,8 +109,8 @@ class Native(Engine):
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
     ) -> tuple[list[Values], list[Transpose]]:
         """Computes the eager part in the library, if this has all that it needs."""
-        found = eager_part(batch, k, statics, inputs, save)
-        return found or super().eager_part(batch, k, statics, inputs, edges, save)
+        result = eager_part(batch, k, statics, inputs, save)
+        return result or super().eager_part(batch, k, statics, inputs, edges, save)
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
@@ -196,5 +196,5 @@ def _rounds_back(
     cuts = [dict(zip(kind.stored, call.cuts_of(out, kind), strict=True)) for kind in loop.kinds]
     left = jnp.zeros((), jnp.int32)
     # Not known before the levels have run.
-    left = hold_back([left[None]], [x for own in cuts for x in own.values()], jnp.integer)[0][0]
+    left = hold_back([left[None]], [x for arrays in cuts for x in arrays.values()], jnp.integer)[0][0]
     return left, {i: out["cotangent", NO_KIND, i] for i in g}, cuts, totals

@@ -36,7 +36,7 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
         return [-1, 0, 1, 0] if x is None else [place(x.index), x.parts, x.fold, len(x.sources), *map(place, x.sources)]
 
     terms = [[(words(p.left), words(p.right)) for p in group] for group in groups.values()]
-    program = [w for group in terms for w in (len(group), *(w for term in group for own in term for w in own))]
+    program = [w for group in terms for w in (len(group), *(w for term in group for operand in term for w in operand))]
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for _, shape in groups]
     found = native_call(NATIVE_GRADIENTS, shapes, arrays, np.array(program, np.int32))
     sums: Floats = {}

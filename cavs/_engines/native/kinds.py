@@ -20,7 +20,7 @@ from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs._jaxpr.memo import memoized
 from cavs._stages.entrance import fixed
 
-# (what, kind, number); states and their cotangents belong to no kind.
+# (label, kind, number); states and their cotangents belong to no kind.
 Name: TypeAlias = tuple[str, int, int]
 NO_KIND = -1
 _Numbers: TypeAlias = tuple[tuple[Var, int], ...]  # the items of a dict
@@ -52,10 +52,10 @@ def lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers,
     eqns, used = needed(joint.program.eqns, results, available)
     eqns, domain = opened_calls(eqns, joint.domain)
     static = [e for e in eqns if domain_of(e.outvars[0], domain) == STATIC]
-    rest = [e for e in eqns if domain_of(e.outvars[0], domain) != STATIC]
+    dynamic = [e for e in eqns if domain_of(e.outvars[0], domain) != STATIC]
     # In the order of their first use, so that equal programs are lowered alike.
-    wanted = dict.fromkeys(x for x in (*(x for e in rest for x in e.invars), *used, *results) if is_var(x))
-    made, constants = {v for e in rest for v in e.outvars}, list[np.ndarray]()
+    wanted = dict.fromkeys(x for x in (*(x for e in dynamic for x in e.invars), *used, *results) if is_var(x))
+    computed, constants = {v for e in dynamic for v in e.outvars}, list[np.ndarray]()
 
     def constant(x: np.ndarray) -> Name:
         constants.append(x)
@@ -68,10 +68,10 @@ def lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers,
     else:
         tensors.entrance(f.overwritten)
         tensors.backward_inputs()
-    statics = [v for v in wanted if v not in made and v not in low.values]
+    statics = [v for v in wanted if v not in computed and v not in low.values]
     for n, v in enumerate(statics):
         low.static(v, ("static", kind, n))
-    for e in rest:
+    for e in dynamic:
         low.equation(e)
     if forward:
         tensors.forward_outputs(save)
@@ -86,12 +86,12 @@ def check_lowered(part: Split, kind: int) -> None:
         lowered(part, kind, forward, True, (), ())
 
 
-def static_arrays(own: Lowered, part: Split, kind: int, statics: list[jax.Array]) -> dict[Name, jax.Array]:
+def static_arrays(lowered_kind: Lowered, part: Split, kind: int, statics: list[jax.Array]) -> dict[Name, jax.Array]:
     """Returns the static values that a program reads, by name."""
     env = fixed(part, statics)
-    evaluate(own.static_eqns, env, {})
-    found = {("static", kind, n): env[v] for n, v in enumerate(own.statics)}
-    return found | {("constant", kind, n): jnp.asarray(x) for n, x in enumerate(own.constants)}
+    evaluate(lowered_kind.static_eqns, env, {})
+    arrays = {("static", kind, n): env[v] for n, v in enumerate(lowered_kind.statics)}
+    return arrays | {("constant", kind, n): jnp.asarray(x) for n, x in enumerate(lowered_kind.constants)}
 
 
 class _Tensors:
@@ -165,8 +165,8 @@ class _Tensors:
         for x, (child, i), domain in children:
             low.scattered(x, ("cotangent", NO_KIND, i), child, domain, i not in part.forward.overwritten)
 
-    def store(self, x: Atom, what: str, number: int, shift: Shift, domain: Domain) -> None:
+    def store(self, x: Atom, label: str, number: int, shift: Shift, domain: Domain) -> None:
         """Stores a value in a tensor that the call creates."""
-        name = what, self.kind, number
+        name = label, self.kind, number
         self.low.stored(x, name, shift, domain)
-        self.written.append(Written(name, domain, shift, repeat=what == "extra"))
+        self.written.append(Written(name, domain, shift, repeat=label == "extra"))

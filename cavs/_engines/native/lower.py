@@ -69,10 +69,10 @@ class Lowering:
         if not is_var(x):
             return self._literal(x)
         value = self.values[x]
-        made = self._made(value, self.domain.get(x, domain) or domain)
-        if made is not value:
-            self.values[x] = made
-        return made
+        view = self._made(value, self.domain.get(x, domain) or domain)
+        if view is not value:
+            self.values[x] = view
+        return view
 
     def _literal(self, x: Any) -> View:
         kind, value = letter(x), np.asarray(x.val)
@@ -154,7 +154,7 @@ class Lowering:
     def _elementwise(self, eqn: Eqn, operation: str, domain: Domain) -> None:
         n, views = _size(eqn.outvars[0]), [self.view(x, domain) for x in eqn.invars]
         scalars = [n > 1 and _size(x) == 1 for x in eqn.invars]  # beside a result that is none
-        views = [View(v.base, v.offset, 0) if one else v for v, one in zip(views, scalars, strict=True)]
+        views = [View(v.base, v.offset, 0) if is_scalar else v for v, is_scalar in zip(views, scalars, strict=True)]
         imm = eqn.params["y"] if operation == "integer_pow" else 0
         if any(_size(x) not in (1, n) for x in eqn.invars):  # the library would read beyond the operand
             raise Unfit(f"{eqn.primitive.name} of operands of {[x.aval.shape for x in eqn.invars]}")
@@ -163,8 +163,8 @@ class Lowering:
     def _move(self, eqn: Eqn, domain: Domain) -> None:
         """Moves elements: by other views of the same memory if possible, by copies otherwise."""
         if eqn.primitive.name in ("concatenate", "stack") and math.prod(_before_axis(eqn)) == 1:
-            of = [(self.values[x] if is_var(x) else self.view(x, domain), _size(x)) for x in eqn.invars]
-            self.values[eqn.outvars[0]] = Parts(of)
+            parts = [(self.values[x] if is_var(x) else self.view(x, domain), _size(x)) for x in eqn.invars]
+            self.values[eqn.outvars[0]] = Parts(parts)
             letter(eqn.outvars[0])
             return
         for v, at in zip(eqn.outvars, moved(eqn), strict=True):
@@ -203,11 +203,11 @@ class Lowering:
     def _reduce(self, eqn: Eqn, domain: Domain) -> None:
         x, axes = eqn.invars[0], tuple(eqn.params["axes"])
         shape, n = x.aval.shape, _size(x)
-        rest = [i for i in range(len(shape)) if i not in axes]
-        order = [*rest, *axes]
+        kept_axes = [i for i in range(len(shape)) if i not in axes]
+        order = [*kept_axes, *axes]
         view = self.view(x, domain)
-        inner, outer = 1, [shape[i] for i in rest]
-        if rest and axes and max(axes) < min(rest):  # the rest is contiguous: no need to move it
+        inner, outer = 1, [shape[i] for i in kept_axes]
+        if kept_axes and axes and max(axes) < min(kept_axes):  # these are contiguous: no need to move them
             inner, outer = math.prod(outer), []
         elif order != list(range(len(shape))):
             view = self._picked([x], np.arange(n).reshape(shape).transpose(order).reshape(-1), domain)
@@ -239,14 +239,14 @@ class Lowering:
         if not k * n * m:
             raise Unfit("a product without elements")
         value = self.values[x] if is_var(x) else self.view(x, domain)
-        of = value.of if isinstance(value, Parts) and all(size == k for _, size in value.of) else None
-        of = of or ([(value, k)] if isinstance(value, Gathered) and m == 1 else None)
+        parts = value.of if isinstance(value, Parts) and all(size == k for _, size in value.of) else None
+        parts = parts or ([(value, k)] if isinstance(value, Gathered) and m == 1 else None)
         sources: list[View] = []
         gathered: list[tuple[int, Any]] = []
-        if of is None:
+        if parts is None:
             view = self._in_domain(self.view(x, domain), _size(x), domain)
-            of = [(View(view.base, view.offset + j * k), k) for j in range(m)]
-        for part, _ in of:
+            parts = [(View(view.base, view.offset + j * k), k) for j in range(m)]
+        for part, _ in parts:
             if isinstance(part, Gathered):
                 gathered.append((part.child, part.tensor))
                 continue
@@ -265,10 +265,10 @@ class Lowering:
         views, free = [], []
         for x, batch, contracted in zip(eqn.invars, (lb, rb), (lc, rc), strict=True):
             shape = x.aval.shape
-            rest = [i for i in range(len(shape)) if i not in (*batch, *contracted)]
-            at = np.arange(_size(x)).reshape(shape).transpose([*batch, *rest, *contracted]).reshape(-1)
+            free_axes = [i for i in range(len(shape)) if i not in (*batch, *contracted)]
+            at = np.arange(_size(x)).reshape(shape).transpose([*batch, *free_axes, *contracted]).reshape(-1)
             views.append(self._picked([x], at, domain, steps=(1,)))
-            free.append(math.prod(shape[i] for i in rest))
+            free.append(math.prod(shape[i] for i in free_axes))
         batch = math.prod(eqn.invars[0].aval.shape[i] for i in lb)
         k = math.prod(eqn.invars[0].aval.shape[i] for i in lc)
         m, n = free

@@ -26,8 +26,8 @@ def letter(x: Atom) -> str:
 
 def letter_of(dtype: np.dtype) -> str:
     """Returns the `letter` of a dtype."""
-    for name, own in (("f", jnp.float32), ("i", jnp.int32), ("b", jnp.bool_)):
-        if dtype == own:
+    for name, supported in (("f", jnp.float32), ("i", jnp.int32), ("b", jnp.bool_)):
+        if dtype == supported:
             return name
     raise Unfit(f"it computes with {dtype}, and the library has float32, int32 and bool")
 
@@ -59,9 +59,9 @@ def reduction(eqn: Eqn) -> int:
 def _operation(name: str, operands: Sequence[Atom]) -> str:
     """Returns the operation of this name for the dtypes of `operands`."""
     types = {letter(x) for x in operands}
-    for own in (name, f"{name}_i"):
-        if own in NATIVE_OPERATIONS and types <= NATIVE_OPERATIONS[own].types:
-            return own
+    for operation in (name, f"{name}_i"):
+        if operation in NATIVE_OPERATIONS and types <= NATIVE_OPERATIONS[operation].types:
+            return operation
     raise Unfit(f"{name} of {', '.join(str(x.aval.dtype) for x in operands)}")
 
 
@@ -132,23 +132,23 @@ def pieces(views: Sequence[View], sizes: Sequence[int], at: np.ndarray) -> list[
     if not len(at):
         raise Unfit("a value without elements")
     ends = np.cumsum(sizes)
-    of = np.searchsorted(ends, at, side="right")
+    operand = np.searchsorted(ends, at, side="right")
     first = ends - sizes
     step, offset = np.array([v.step for v in views]), np.array([v.offset for v in views])
     bases = {id(b): i for i, b in enumerate(dict.fromkeys(v.base for v in views))}
-    base = np.array([bases[id(v.base)] for v in views])[of]
-    place = offset[of] + step[of] * (at - first[of])
+    base = np.array([bases[id(v.base)] for v in views])[operand]
+    place = offset[operand] + step[operand] * (at - first[operand])
     out, begin, n = [], 0, len(at)
     while begin < n:
         end = begin + 1
         if end < n and base[end] == base[begin] and place[end] >= place[begin]:
-            by = place[end] - place[begin]
-            same = (base[begin + 1 :] == base[begin]) & (np.diff(place[begin:]) == by)
+            stride = place[end] - place[begin]
+            same = (base[begin + 1 :] == base[begin]) & (np.diff(place[begin:]) == stride)
             end = begin + 1 + (len(same) if same.all() else int(same.argmin()))
         else:
-            by = 1
-        view = views[int(of[begin])]
-        out.append((View(view.base, int(place[begin]), int(by)), begin, end - begin))
+            stride = 1
+        view = views[int(operand[begin])]
+        out.append((View(view.base, int(place[begin]), int(stride)), begin, end - begin))
         begin = end
         if len(out) > MOST_PIECES:
             raise Unfit("a rearrangement of single elements")

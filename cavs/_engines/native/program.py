@@ -98,8 +98,8 @@ def _words(op: Op, index: dict[Base, int], weights: list[Any], number: Callable[
     words = [op.opcode, _domain(op.domain), op.code, op.n, *to, op.imm, tensor, op.child, weight, int(op.bias is not None)]
     sources = [(ref(v), v.step) for v in op.sources]
     if op.opcode == Opcode.PRODUCT:  # a source for each row: what is gathered names its tensor
-        left = iter(sources)
-        sources = [next(left) if child == NOT_GATHERED else ([number(t), 0], 1) for child, t in op.gathered]
+        remaining = iter(sources)
+        sources = [next(remaining) if child == NOT_GATHERED else ([number(t), 0], 1) for child, t in op.gathered]
         if op.bias is not None:
             sources.append((ref(op.bias), op.bias.step))
     words.append(len(sources))
@@ -118,7 +118,7 @@ def _with_bias(ops: Sequence[Op]) -> list[Op]:
         readers[base] = readers.get(base, 0) + 1
     products = {op.to.base: op for op in ops if op.opcode == Opcode.PRODUCT and op.to and len(op.gathered) == 1}
     merged: dict[int, Op] = {}  # by the id of the sum
-    gone: set[int] = set()
+    absorbed: set[int] = set()
     for op in ops:
         if op.opcode != Opcode.ELEMENTWISE or op.code != CODE["add"] or op.last:
             continue
@@ -134,9 +134,9 @@ def _with_bias(ops: Sequence[Op]) -> list[Op]:
                 and product.bias is None
             ):
                 merged[id(op)] = dataclasses.replace(product, to=op.to, bias=other)
-                gone.add(id(product))
+                absorbed.add(id(product))
                 break
-    return [merged.get(id(op), op) for op in ops if id(op) not in gone]
+    return [merged.get(id(op), op) for op in ops if id(op) not in absorbed]
 
 
 def _with_copies(ops: Sequence[Op]) -> list[Op]:
@@ -145,7 +145,7 @@ def _with_copies(ops: Sequence[Op]) -> list[Op]:
     What lies already where it is to be stored stays there.
     """
     overwritten = {op.to.base.tensor for op in ops if op.last and op.to}
-    found = []
+    new_ops = []
     for op in ops:
         if op.last:
             (view,) = op.sources
@@ -154,40 +154,40 @@ def _with_copies(ops: Sequence[Op]) -> list[Op]:
                 if op.to and op.to.base.tensor == base.tensor and begin + view.offset == 0 and view.step == 1:
                     continue
                 copy = View(Base(op.n, op.domain))
-                found.append(Op(Opcode.ELEMENTWISE, op.domain, op.n, copy, CODE["copy"], [view]))
+                new_ops.append(Op(Opcode.ELEMENTWISE, op.domain, op.n, copy, CODE["copy"], [view]))
                 op = dataclasses.replace(op, sources=[copy])
-        found.append(op)
-    return found
+        new_ops.append(op)
+    return new_ops
 
 
 def _segments(ops: Sequence[Op]) -> list[Segment]:
     """Returns the segments."""
     writers: dict[Base, list[int]] = {}
-    before: list[list[int]] = []  # of each operation, those whose results it reads
-    early = []
+    producers: list[list[int]] = []  # of each operation, those whose results it reads
+    earliest = []
     for i, op in enumerate(ops):
-        before.append([w for base in op.reads() for w in writers.get(base, ())])
-        early.append(max((early[w] + (ops[w].opcode == Opcode.PRODUCT) for w in before[-1]), default=0))
+        producers.append([w for base in op.reads() for w in writers.get(base, ())])
+        earliest.append(max((earliest[w] + (ops[w].opcode == Opcode.PRODUCT) for w in producers[-1]), default=0))
         if op.to is not None:
             writers.setdefault(op.to.base.root()[0], []).append(i)
-    count = max((at + (op.opcode == Opcode.PRODUCT) for at, op in zip(early, ops, strict=True)), default=0) + 1
-    late: list[int | None] = [None] * len(ops)
+    count = max((at + (op.opcode == Opcode.PRODUCT) for at, op in zip(earliest, ops, strict=True)), default=0) + 1
+    latest: list[int | None] = [None] * len(ops)
     for i in reversed(range(len(ops))):
-        own = late[i]
+        segment = latest[i]
         if ops[i].last:
-            own = count - 1
-        elif ops[i].opcode == Opcode.PRODUCT or own is None:
-            own = early[i]
-        late[i] = own
-        for w in before[i]:
-            known = late[w]
-            late[w] = own if known is None else min(own, known)
-    found = [Segment([], []) for _ in range(count)]
-    for at, op in zip(late, ops, strict=True):
+            segment = count - 1
+        elif ops[i].opcode == Opcode.PRODUCT or segment is None:
+            segment = earliest[i]
+        latest[i] = segment
+        for w in producers[i]:
+            limit = latest[w]
+            latest[w] = segment if limit is None else min(segment, limit)
+    segments = [Segment([], []) for _ in range(count)]
+    for at, op in zip(latest, ops, strict=True):
         assert at is not None
-        found[at][op.opcode == Opcode.PRODUCT].append(op)
-    found[-1].ops.sort(key=lambda op: op.last)
-    return found
+        segments[at][op.opcode == Opcode.PRODUCT].append(op)
+    segments[-1].ops.sort(key=lambda op: op.last)
+    return segments
 
 
 def _placed(segments: Sequence[Segment]) -> tuple[dict[Base, int | None], list[Slot]]:

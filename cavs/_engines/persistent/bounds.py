@@ -30,10 +30,10 @@ _UNCHANGED = {
 
 def bounds(eqns: Sequence[Eqn], known: Mapping[Var, float]) -> dict[Var, float]:
     """Returns the bound of each variable that has one. `known`: the bounds of the inputs; other inputs have none."""
-    found = {v: b for v, b in known.items() if b < math.inf}
+    limits = {v: b for v, b in known.items() if b < math.inf}
     makers, fractions = {v: e for e in eqns for v in e.outvars}, set[Var]()
     for e in eqns:
-        of = [bound(x, found) for x in e.invars]
+        of_operands = [bound(x, limits) for x in e.invars]
         b = math.inf
         if _is_fraction(e, fractions):
             fractions.update(e.outvars)
@@ -41,16 +41,16 @@ def bounds(eqns: Sequence[Eqn], known: Mapping[Var, float]) -> dict[Var, float]:
         elif e.primitive.name in _AT_MOST_ONE:
             b = 1.0
         elif e.primitive.name in _UNCHANGED:
-            b = max(of[1:] if e.primitive.name == "select_n" else of)
+            b = max(of_operands[1:] if e.primitive.name == "select_n" else of_operands)
         elif e.primitive.name in ("add", "sub", "add_any"):
-            b = min(sum(of), _of_mixture(e, makers, fractions, found))
-        elif e.primitive.name == "mul" and max(of) < math.inf:
-            b = of[0] * of[1]
+            b = min(sum(of_operands), _of_mixture(e, makers, fractions, limits))
+        elif e.primitive.name == "mul" and max(of_operands) < math.inf:
+            b = of_operands[0] * of_operands[1]
         elif e.primitive.name == "square" or (e.primitive.name == "integer_pow" and e.params["y"] == 2):
-            b = of[0] ** 2
+            b = of_operands[0] ** 2
         if b < math.inf:  # False for NaN, too
-            found |= dict.fromkeys(e.outvars, b)
-    return found
+            limits |= dict.fromkeys(e.outvars, b)
+    return limits
 
 
 def _is_fraction(e: Eqn, fractions: set[Var]) -> bool:
@@ -65,14 +65,14 @@ def _is_one(x: Atom) -> bool:
     return not is_var(x) and bool(np.all(np.equal(x.val, 1)))
 
 
-def _of_mixture(e: Eqn, makers: Mapping[Var, Eqn], fractions: set[Var], found: Mapping[Var, float]) -> float:
+def _of_mixture(e: Eqn, makers: Mapping[Var, Eqn], fractions: set[Var], limits: Mapping[Var, float]) -> float:
     """Returns the bound of z a + (1 - z) b for a fraction z; infinity if the equation is no such sum."""
     terms = [makers[x].invars for x in e.invars if is_var(x) and x in makers and makers[x].primitive.name == "mul"]
     if e.primitive.name == "sub" or len(terms) != 2:
         return math.inf
     for (z, a), (rest, b) in itertools.product(*((term, term[::-1]) for term in terms)):
         if is_var(z) and is_var(rest) and {z, rest} <= fractions and (_is_rest(rest, z, makers) or _is_rest(z, rest, makers)):
-            return max(bound(a, found), bound(b, found))
+            return max(bound(a, limits), bound(b, limits))
     return math.inf
 
 
@@ -81,10 +81,10 @@ def _is_rest(x: Var, z: Var, makers: Mapping[Var, Eqn]) -> bool:
     return x in makers and makers[x].primitive.name == "sub" and _is_one(makers[x].invars[0]) and makers[x].invars[1] is z
 
 
-def bound(x: Atom, found: Mapping[Var, float]) -> float:
+def bound(x: Atom, limits: Mapping[Var, float]) -> float:
     """Returns the bound of a variable or literal, given those that `bounds` found; infinity if it has none."""
     if is_var(x):
-        return found.get(x, math.inf)
+        return limits.get(x, math.inf)
     return float(np.max(np.abs(x.val), initial=0)) if np.issubdtype(x.aval.dtype, np.number) else math.inf
 
 
@@ -115,8 +115,8 @@ def _scattered(roles: Sequence[RoleProgram], of_children: Mapping[int, float]) -
     out = []
     for role in roles:
         known = {v: of_children.get(i, math.inf) for states in (*role.slots, role.child) for i, v in enumerate(states)}
-        found = bounds(role.program.eqns, known)
-        out.append([bound(x, found) for x in role.states])
+        limits = bounds(role.program.eqns, known)
+        out.append([bound(x, limits) for x in role.states])
     return [max(states) for states in zip(*out, strict=True)]
 
 
@@ -128,13 +128,13 @@ def gathered_states(part: Split) -> dict[Var, int]:
 
 def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
     """Returns for operands of lazy gradients with a bound the even power of two that brings the bound to [2^13, 2^15]."""
-    found = bounds(part.joint.program.eqns, {v: largest[i] for v, i in gathered_states(part).items()})
-    limited = {x: found[x] for x in part.reverse.operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
+    limits = bounds(part.joint.program.eqns, {v: largest[i] for v, i in gathered_states(part).items()})
+    limited = {x: limits[x] for x in part.reverse.operands if 0 < limits.get(x, 0.0) < 2.0**LARGEST}
     return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) & ~1 for x, b in limited.items()}
 
 
 def gathered_operands(part: Split) -> dict[Var, int]:
     """Returns the operands of lazy gradients that consist of rows of one state, and which leaf of the state it is."""
     operands = part.reverse.operands
-    found = gathered_states(part) | {x: i for x, (i, _) in slots_together_of(part, operands).items()}
-    return {x: found[x] for x in operands if x in found}
+    state_of = gathered_states(part) | {x: i for x, (i, _) in slots_together_of(part, operands).items()}
+    return {x: state_of[x] for x in operands if x in state_of}

@@ -65,7 +65,7 @@ def candidates(program: LevelProgram, precision: str, target: Target) -> list[La
 
     `precision`: the precision of products; see `LaunchConfig`.
     """
-    unit, available, found = program.unit, target.multiprocessors, []
+    unit, available, layouts = program.unit, target.multiprocessors, []
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
         if unit % hb or ctas > available:
@@ -83,13 +83,13 @@ def candidates(program: LevelProgram, precision: str, target: Target) -> list[La
             if ctas % 2 == 0:
                 with contextlib.suppress(Unfit):
                     fitting += _fitting(program, [dataclasses.replace(c, split=2) for c in ways], target)
-            found += fitting
+            layouts += fitting
             if program.flows and resident:
-                found += [dataclasses.replace(c, dataflow=True) for c in fitting]
-    found += in_registers(program, found)
-    loose = {(c.resident, c.hb) for c in found if not c.tight}
-    loose -= {(False, c.hb) for c in found if c.tight and not c.resident}
-    return [c for c in found if c.tight == ((c.resident, c.hb) not in loose)]
+                layouts += [dataclasses.replace(c, dataflow=True) for c in fitting]
+    layouts += in_registers(program, layouts)
+    loose = {(c.resident, c.hb) for c in layouts if not c.tight}
+    loose -= {(False, c.hb) for c in layouts if c.tight and not c.resident}
+    return [c for c in layouts if c.tight == ((c.resident, c.hb) not in loose)]
 
 
 def _fitting(program: LevelProgram, layouts: Sequence[LaunchConfig], target: Target) -> list[LaunchConfig]:
@@ -103,7 +103,7 @@ def in_registers(program: LevelProgram, layouts: Sequence[LaunchConfig]) -> list
     Only weights of 16 bits: on an H200 (2026-11-29), forward passes in float16 took 1 to 7 % less time than the fastest others,
     and backward passes in tf32 5 % more.
     """
-    found = []
+    variants = []
     for c in layouts:
         if not c.resident or c.hb % 16 or c.split > 1 or c.paired or PRECISIONS[c.precision].dtype is None:
             continue
@@ -113,8 +113,8 @@ def in_registers(program: LevelProgram, layouts: Sequence[LaunchConfig]) -> list
         for in_flight in (8, 12):
             # Weights, sums, reads of 16 bytes, and 48 for the rest. By this rule, 52 layouts spilled at most 16 bytes.
             if weights and weights + layout.columns * c.rows // 32 + 4 * in_flight + 48 <= available:
-                found.append(dataclasses.replace(c, in_flight=in_flight, registers=True))
-    return list(dict.fromkeys(found))
+                variants.append(dataclasses.replace(c, in_flight=in_flight, registers=True))
+    return list(dict.fromkeys(variants))
 
 
 def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float, graphs: int = PARTS) -> float:
@@ -128,13 +128,13 @@ def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float, graphs
     the rows of every level; then all thread blocks meet at a barrier.
     """
     layout = layout_of(program, config)
-    mine = rows / (config.groups if config.spread else min(config.groups, graphs))
+    group_rows = rows / (config.groups if config.spread else min(config.groups, graphs))
     width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for spec in layout.specs())
     read = 0 if config.registers else layout.words * 4 / (128 * 1755 if config.resident else 8e4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128 + 1.6 * (config.split > 1)
-    fixed, again = (0.9, 3.0) if config.dataflow else (1.8 if config.spread else 1.6, 1.0)
+    fixed, polling = (0.9, 3.0) if config.dataflow else (1.8 if config.spread else 1.6, 1.0)
     size = (PRECISIONS[config.precision].dtype or np.dtype(np.float32)).itemsize
-    return fixed + again * mine * width * size / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
+    return fixed + polling * group_rows * width * size / 1e5 + tile * max(1.0, group_rows / config.rows / config.warpgroups)
 
 
 def is_crowded(program: LevelProgram, config: LaunchConfig) -> bool:
@@ -203,20 +203,20 @@ def has_few_graphs(shape: Shape) -> bool:
     return shape.graphs < PARTS
 
 
-def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
+def configure(recurrence: Direction, options: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
     """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
 
     `shape`: the shape of the schedule, if known. Raises `Unfit` if no layout fits the chip.
     """
-    program, layouts = recurrence.program, how.layouts
-    if how.interpret:
-        config = LaunchConfig(program.unit, 1, 8, 1, "fp32", True, interpret=how.interpret, dataflow=program.flows)
+    program, layouts = recurrence.program, options.layouts
+    if options.interpret:
+        config = LaunchConfig(program.unit, 1, 8, 1, "fp32", True, interpret=options.interpret, dataflow=program.flows)
     else:
-        config, _ = chosen(recurrence, how.target, shape)
+        config, _ = chosen(recurrence, options.target, shape)
     return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
 
 
-def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape) -> LaunchConfig | None:
+def half_layout(recurrence: Direction, options: LaunchOptions, shape: Shape) -> LaunchConfig | None:
     """Returns the layout of a launch on half of the multiprocessors, beside another launch; `None` if none fits.
 
     All thread blocks of both launches are then on the chip at once, wherever those of the first one are. Clusters are left out:
@@ -224,16 +224,16 @@ def half_layout(recurrence: Direction, how: LaunchOptions, shape: Shape) -> Laun
     in registers, which were not compared beside another launch. The cost model chooses, as records are of launches that have
     the chip to themselves.
     """
-    program, half = recurrence.program, half_of(how.target)
-    if how.interpret:
-        config = configure(recurrence, how, shape)
+    program, half = recurrence.program, half_of(options.target)
+    if options.interpret:
+        config = configure(recurrence, options, shape)
     else:
         fitting = [c for c in candidates(program, recurrence.precision, half) if c.split == 1 and not c.registers]
         if not fitting:
             return None
         config = estimated(program, fitting, shape)
         config = _spread_if_faster(program, config, fitting, shape) if has_few_graphs(shape) else config
-        config = how.layouts.narrow(program, recurrence.forward, config) if how.layouts.narrow else config
+        config = options.layouts.narrow(program, recurrence.forward, config) if options.layouts.narrow else config
     fits = num_thread_blocks(program, config) <= half.multiprocessors and config.split == 1
     return config if fits else None
 
@@ -260,12 +260,12 @@ def chosen(recurrence: Direction, target: Target, shape: Shape | None) -> tuple[
     fitting = candidates(program, recurrence.precision, target)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
-    of_few, others = tuning_keys(program, recurrence.forward, recurrence.precision, shape)
-    if found := _recorded(recurrence, target, of_few):
-        return found
-    best, key = _recorded(recurrence, target, others) or (estimated(program, fitting, shape), None)
-    if shape and has_few_graphs(shape) and (other := _spread_if_faster(program, best, fitting, shape)) is not best:
-        return other, None
+    exact_keys, general_keys = tuning_keys(program, recurrence.forward, recurrence.precision, shape)
+    if record := _recorded(recurrence, target, exact_keys):
+        return record
+    best, key = _recorded(recurrence, target, general_keys) or (estimated(program, fitting, shape), None)
+    if shape and has_few_graphs(shape) and (layout := _spread_if_faster(program, best, fitting, shape)) is not best:
+        return layout, None
     return best, key
 
 
@@ -277,11 +277,11 @@ def estimated(program: LevelProgram, fitting: list[LaunchConfig], shape: Shape |
 
 def _spread_if_faster(program: LevelProgram, best: LaunchConfig, fitting: list[LaunchConfig], shape: Shape) -> LaunchConfig:
     """Returns a layout whose groups share rows if it should be faster than `best`, for a batch of few graphs."""
-    if not (others := spread(fitting)):
+    if not (spread_layouts := spread(fitting)):
         return best
-    other = estimated(program, others, shape)
-    faster = mean_cost(program, other, shape) < _GAIN * mean_cost(program, best, shape, shape.graphs)
-    return other if faster else best
+    alternative = estimated(program, spread_layouts, shape)
+    faster = mean_cost(program, alternative, shape) < _GAIN * mean_cost(program, best, shape, shape.graphs)
+    return alternative if faster else best
 
 
 def spread(layouts: list[LaunchConfig]) -> list[LaunchConfig]:
@@ -289,14 +289,14 @@ def spread(layouts: list[LaunchConfig]) -> list[LaunchConfig]:
 
     Those with weights in registers are left out: they were not compared on a card.
     """
-    several = [dataclasses.replace(c, spread=True, dataflow=False) for c in layouts if c.groups > 1 and not c.registers]
-    return list(dict.fromkeys(several))
+    changed = [dataclasses.replace(c, spread=True, dataflow=False) for c in layouts if c.groups > 1 and not c.registers]
+    return list(dict.fromkeys(changed))
 
 
 def key_of(recurrence: Direction, shape: Shape | None) -> str:
     """Returns the key under which the layout of a direction is recorded on schedules of a shape."""
-    of_few, others = tuning_keys(recurrence.program, recurrence.forward, recurrence.precision, shape)
-    return (of_few or others)[0]
+    exact_keys, general_keys = tuning_keys(recurrence.program, recurrence.forward, recurrence.precision, shape)
+    return (exact_keys or general_keys)[0]
 
 
 def is_settled(recurrence: Direction, target: Target, shape: Shape) -> bool:

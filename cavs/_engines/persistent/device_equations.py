@@ -26,10 +26,10 @@ def rewritten(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
     out: list[Eqn] = []
     for e in eqns:
         fn = _replacement(e, domain)
-        mine = [e] if fn is None else _traced(fn, e.invars, e.outvars)
+        new_eqns = [e] if fn is None else _traced(fn, e.invars, e.outvars)
         if fn is not None:
-            domain = domains(mine, domain) | {v: domain[v] for v in e.outvars}
-        out += mine
+            domain = domains(new_eqns, domain) | {v: domain[v] for v in e.outvars}
+        out += new_eqns
     return out, domain
 
 
@@ -77,9 +77,9 @@ def with_scaled_products(
             back = _traced(lambda x, root: x * root * root, [product, roots[w]], [z])
         else:
             back = _traced(lambda x, inverse: x * inverse, [product, inverses[w]], [z])
-        mine = [e.replace(outvars=[product]), *back]
-        domain |= dict.fromkeys([v for new in mine for v in new.outvars], domain[z])
-        out += mine
+        new_eqns = [e.replace(outvars=[product]), *back]
+        domain |= dict.fromkeys([v for eqn in new_eqns for v in eqn.outvars], domain[z])
+        out += new_eqns
     return out, domain, inverses
 
 
@@ -91,10 +91,10 @@ def multiplied(x: Var, factor: Var, domain: Domains, eqns: list[Eqn]) -> Var:
 def _added(
     fn: Callable[..., object], operands: Sequence[Atom], aval: ShapedArray, want: Domain, domain: Domains, eqns: list[Eqn]
 ) -> Var:
-    made = Var(aval)
-    eqns += _traced(fn, operands, [made])
-    domain[made] = want
-    return made
+    v = Var(aval)
+    eqns += _traced(fn, operands, [v])
+    domain[v] = want
+    return v
 
 
 def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:

@@ -72,7 +72,7 @@ class Persistent(Engine):
             return False
         plan = self.plan_for(job)
         programs = [recurrence_of(plan, name, True, job.shape.forest, target=job.target) for name in job.inner_kinds]
-        return not any(too_wide(made, job.target, job.shape) for made in programs)
+        return not any(too_wide(recurrence, job.target, job.shape) for recurrence in programs)
 
     def plan_for(self, job: Job) -> FunctionPlan:
         """Returns the plan that keeps what products need, and comparisons that could be rounded differently later."""
@@ -87,8 +87,8 @@ class Persistent(Engine):
                 text = f"fits. {_explain_kind(plan, name, target, shape)}"
             except Unfit as e:
                 fits, text = False, f"no: {e}."
-            of = f", kinds {mixes} in one launch" if mixes else "" if name is None else f", kind {name!r}"
-            lines.append(f"Engine persistent{of}: {text}")
+            kind_text = f", kinds {mixes} in one launch" if mixes else "" if name is None else f", kind {name!r}"
+            lines.append(f"Engine persistent{kind_text}: {text}")
         if fits and len(lines) > 1:
             lines.append(
                 "If vertices of several kinds have children, engine persistent runs schedules that mix kinds, as cavs.schedule "
@@ -100,32 +100,32 @@ class Persistent(Engine):
         """Returns how launches run on a GPU."""
         return LaunchOptions(target, self.interpret, self.layouts)
 
-    def launched(self, batch: Batch, k: int, made: Recurrence, given: LaunchArrays) -> "Launched":
+    def launched(self, batch: Batch, k: int, recurrence: Recurrence, arrays: LaunchArrays) -> "Launched":
         """Launches the levels of kind `k`. The flag is marked in the jaxpr if records and the cost model choose the layout."""
-        out, lost = launch(made, batch.rows[k], batch.sched, self.options(batch.job.target), given)
-        return Launched(made, out, marked(lost, batch.job, made) if self == Persistent() else lost)
+        out, lost = launch(recurrence, batch.rows[k], batch.sched, self.options(batch.job.target), arrays)
+        return Launched(recurrence, out, marked(lost, batch.job, recurrence) if self == Persistent() else lost)
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels in one launch, or in two."""
         sched = batch.sched
-        found = [([], []) if size else _of_no_rows(batch, k, save) for k, size in enumerate(sched.shape.inner)]
-        kept, extras = ([one[n] for one in found] for n in range(2))
+        pairs = [([], []) if size else _of_no_rows(batch, k, save) for k, size in enumerate(sched.shape.inner)]
+        kept, extras = ([pair[n] for pair in pairs] for n in range(2))
         if not (inner := [k for k, size in enumerate(sched.shape.inner) if size]):
             return ForwardLevels(states, kept, extras, jnp.zeros(1, jnp.int32))
         (k,) = inner
-        part, given = batch.parts[k], statics[k]
-        made = forward_of(batch.plan, batch.kinds[k], sched.shape, save, batch.job.target)
+        part, static = batch.parts[k], statics[k]
+        recurrence = forward_of(batch.plan, batch.kinds[k], sched.shape, save, batch.job.target)
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
         if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
-            given, crossing = barrier((given, crossing))
+            static, crossing = barrier((static, crossing))
         tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-        _, out, lost = self.launched(batch, k, made, LaunchArrays(given, tensors, states))
+        _, out, lost = self.launched(batch, k, recurrence, LaunchArrays(static, tensors, states))
         # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
-        kept[k] = [out.get(Tensor(TensorRole.KEPT, n), jnp.zeros((0,))) for n in range(len(made.kept))]
-        kept[k] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
-        kept[k] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in made.halved]
+        kept[k] = [out.get(Tensor(TensorRole.KEPT, n), jnp.zeros((0,))) for n in range(len(recurrence.kept))]
+        kept[k] += [out[Tensor(TensorRole.REPLACED, m)] for m in recurrence.replaced]
+        kept[k] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in recurrence.halved]
         extras[k] = [out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))]
         return ForwardLevels([out[Tensor(TensorRole.STATE, i)] for i in range(len(states))], kept, extras, lost)
 
@@ -137,8 +137,8 @@ class Persistent(Engine):
         """
         sched = batch.sched
         if not (inner := [k for k, size in enumerate(sched.shape.inner) if size]):
-            given = Gradients(cotangents.statics, cotangents.inputs, cotangents.edges)
-            return BackwardLevels(cotangents.states, lambda _: given)
+            unchanged = Gradients(cotangents.statics, cotangents.inputs, cotangents.edges)
+            return BackwardLevels(cotangents.states, lambda _: unchanged)
         (k,) = inner
         launched = backward_launch(self, batch, k, saved, cotangents)
 
@@ -177,30 +177,30 @@ class Launched(NamedTuple):
 
 def _without_program(job: Job) -> str | None:
     """Returns why F has no program for the kernels on schedules of a shape, as words that follow "but"; `None` if it has."""
-    plan, deep = job.plan, [name for name, n in zip(job.kinds, job.shape.inner, strict=True) if n]
-    if not job.shape.levels and deep:
-        if len(deep) > 1:
-            names = ", ".join(map(repr, deep))
-            return f"vertices of {len(deep)} kinds have children ({names}): write cavs.schedule(..., kinds='mixed')"
+    plan, inner = job.plan, [name for name, n in zip(job.kinds, job.shape.inner, strict=True) if n]
+    if not job.shape.levels and inner:
+        if len(inner) > 1:
+            names = ", ".join(map(repr, inner))
+            return f"vertices of {len(inner)} kinds have children ({names}): write cavs.schedule(..., kinds='mixed')"
         return (
             "no vertex of the batch has children, or its schedule has no scripts (cavs.schedule creates them if JAX runs on "
             "a GPU, or with scripts=True)"
         )
     if not plan.function.optimizations.lazy:
         return "F was created with Optimizations(lazy=False)"
-    if not all(plan.inner[name].joint.differentiable for name in deep):
+    if not all(plan.inner[name].joint.differentiable for name in inner):
         return "F has a loop with a dynamic number of iterations"
     return _without_layout(job, None)
 
 
-def _without_layout(job: Job, how: LaunchOptions | None) -> str | None:
+def _without_layout(job: Job, options: LaunchOptions | None) -> str | None:
     """Returns why the kernels cannot compute F; with options, also if no layout of a launch fits the chip."""
     try:
         for name in job.inner_kinds:
             for forward in (True, False):
-                made = recurrence_of(job.plan, name, forward, job.shape.forest, target=job.target)
-                if how is not None:
-                    configure(made, how, job.shape)
+                recurrence = recurrence_of(job.plan, name, forward, job.shape.forest, target=job.target)
+                if options is not None:
+                    configure(recurrence, options, job.shape)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
@@ -212,20 +212,20 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
     The pushes' cotangents of states lie in the states' rows, or if `cotangents.row` is given, in the rows that it names.
     """
     sched, part, rows, extra_cts = batch.sched, batch.parts[k], batch.rows[k], cotangents.extras
-    made = recurrence_of(batch.plan, batch.kinds[k], False, sched.shape.forest, target=batch.job.target)
-    tensors = {Tensor(TensorRole.PUSHED, i): x for i, x in cotangents.states.items() if i in made.pushed}
+    recurrence = recurrence_of(batch.plan, batch.kinds[k], False, sched.shape.forest, target=batch.job.target)
+    tensors = {Tensor(TensorRole.PUSHED, i): x for i, x in cotangents.states.items() if i in recurrence.pushed}
     tensors |= {Tensor(TensorRole.STATE, i): x for i, x in enumerate(saved.states)}
     crossing = [x for v, x in zip(part.eager.outs, saved.eager_rows[k], strict=True) if v in part.recurrent.cross]
     tensors |= {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
     kept = [Tensor(TensorRole.KEPT, n) for n in range(len(part.forward.keep))]
-    kept += [Tensor(TensorRole.REPLACED, m) for m in made.replaced]
+    kept += [Tensor(TensorRole.REPLACED, m) for m in recurrence.replaced]
     tensors |= dict(zip(kept, saved.kept[k], strict=False))
     tensors |= {Tensor(TensorRole.EXTRA, n): x for n, x in enumerate(saved.extras[k])}
     for i, v in part.reverse.extra_cts.items():
         edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
         zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
-    return engine.launched(batch, k, made, LaunchArrays(saved.statics[k], tensors, [], cotangents.row))
+    return engine.launched(batch, k, recurrence, LaunchArrays(saved.statics[k], tensors, [], cotangents.row))
 
 
 def _gradients(
@@ -236,17 +236,17 @@ def _gradients(
     `before`: gradients that the lazy batch waits for, unless memory is at stake. It waits for those of the eager part, too, as
     the next step begins with both.
     """
-    sched, part, rows, (made, out, _) = batch.sched, batch.parts[k], batch.rows[k], launched
+    sched, part, rows, (recurrence, out, _) = batch.sched, batch.parts[k], batch.rows[k], launched
     cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
 
     def lazy(kids: jax.Array, edge_child: jax.Array, cuts: Env) -> Floats:
-        own = rows._replace(kids=kids, edge_child=edge_child)
-        given = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(made.operands)}
-        span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, own, saved, k)
+        lazy_rows = rows._replace(kids=kids, edge_child=edge_child)
+        operands = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(recurrence.operands)}
+        span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, lazy_rows, saved, k)
         memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
         copies, cuts = _copies(batch, k, saved, cuts)
-        known = _exponents(batch, part, saved)
-        return lazy_gradients(part, own, span, memory, cuts, given=given, exponents=known, copies=copies)
+        exponents = _exponents(batch, part, saved)
+        return lazy_gradients(part, lazy_rows, span, memory, cuts, given=operands, exponents=exponents, copies=copies)
 
     def eager(cuts: Env) -> tuple[PyTree, ...]:
         return saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts))
@@ -259,8 +259,8 @@ def _gradients(
         of_eager, ct_pulled, ct_edge = eager(apart(cuts, of_lazy))
     else:
         of_eager, ct_pulled, ct_edge = eager(cuts)
-        first = (*before, *floats(of_eager).values()) if rows.size >= LATE_ROWS else ()
-        zero = late_zero([x[(0,) * x.ndim] for x in first if x.size])
+        awaited = (*before, *floats(of_eager).values()) if rows.size >= LATE_ROWS else ()
+        zero = late_zero([x[(0,) * x.ndim] for x in awaited if x.size])
         of_lazy = lazy(*barrier((rows.kids + zero, rows.edge_child + zero)), cuts) if cuts else {}
     statics = list(cotangents.statics)
     statics[k] = merged(merged(statics[k], of_lazy), floats(of_eager))
@@ -282,29 +282,29 @@ def _exponents(batch: Batch, part: Split, saved: Saved) -> dict[Var, jax.Array]:
         for i in {*gathered.values()} - plan.overwritten
         if everywhere[i] == math.inf > inner[i] and saved.states[i].dtype == jnp.float32
     }
-    found = {x: leaves[i] for x, i in gathered.items() if i in leaves}
-    return found | {x: exponent_of_power(n) for x, n in powers_of_operands(part, everywhere).items()}
+    exponents = {x: leaves[i] for x, i in gathered.items() if i in leaves}
+    return exponents | {x: exponent_of_power(n) for x, n in powers_of_operands(part, everywhere).items()}
 
 
 def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Copied], Env]:
     """Returns the copies of 16 bits of states that lazy gradients read, and `cuts`. XLA reads large ones after the launch."""
-    made = forward_of(batch.plan, batch.kinds[k], batch.sched.shape, True, batch.job.target)
-    copies = saved.kept[k][len(saved.kept[k]) - len(made.halved) :]
+    recurrence = forward_of(batch.plan, batch.kinds[k], batch.sched.shape, True, batch.job.target)
+    copies = saved.kept[k][len(saved.kept[k]) - len(recurrence.halved) :]
     size = sum(x.nbytes for x in copies)
     if size < COPY_BYTES:
         return {}, cuts
     if size >= MANY_BYTES:
         copies, cts = barrier((copies, list(cuts.values())))
         cuts = dict(zip(cuts, cts, strict=True))
-    factor = PRECISIONS[made.precision].factor
-    return {i: Copied(x, factor) for i, x in zip(made.halved, copies, strict=True)}, cuts
+    factor = PRECISIONS[recurrence.precision].factor
+    return {i: Copied(x, factor) for i, x in zip(recurrence.halved, copies, strict=True)}, cuts
 
 
 def cotangents_at_leaves(
     engine: Persistent, batch: Batch, k: int, launched: Launched, saved: Saved, cotangents: Cotangents
 ) -> dict[int, jax.Array]:
     """Returns the cotangents of the states at leaves: what pushes contribute, and what the launch wrote for them."""
-    sched, above, g_row = batch.sched, cotangents.states, cotangents.row
+    sched, pushed, g_row = batch.sched, cotangents.states, cotangents.row
     leaves, out = sched.shape.pad + sum(sched.shape.leaves), launched.out
     up = parents(sched, batch.rows[k], launched.made.arity, 0, leaves)
     g: dict[int, jax.Array] = {}
@@ -312,9 +312,9 @@ def cotangents_at_leaves(
         if not is_float(state):
             continue
         if g_row is None:
-            total = above[i][:leaves]
-        elif i in above:
-            total = some_rows(above[i], g_row[:leaves])
+            total = pushed[i][:leaves]
+        elif i in pushed:
+            total = some_rows(pushed[i], g_row[:leaves])
         else:
             total = jnp.zeros((leaves, *state.shape[1:]), state.dtype)
         for tensor, index in ((Tensor(TensorRole.TO_SLOT, i), PARENT_SLOT), (Tensor(TensorRole.TO_EDGE, i), PARENT)):
@@ -328,7 +328,7 @@ def _explain_kind(plan: FunctionPlan, name: str | None, target: Target, shape: S
     if not plan.function.optimizations.lazy:
         raise Unfit("F was created with Optimizations(lazy=False)")
     forest = shape is None or shape.forest
-    forward, backward = (recurrence_of(plan, name, way, forest, target=target) for way in (True, False))
+    forward, backward = (recurrence_of(plan, name, is_forward, forest, target=target) for is_forward in (True, False))
     forward = forward if shape is None else forward_of(plan, name, shape, True, target)
     text = f"forward: {_explain_launch(forward, target, shape)}; backward: {_explain_launch(backward, target, shape)}."
     if (backward.arity > 1 or backward.part.gathers_all) and possible(backward.program, backward.precision, target):
@@ -339,26 +339,26 @@ def _explain_kind(plan: FunctionPlan, name: str | None, target: Target, shape: S
     )
 
 
-def _explain_launch(made: Recurrence, target: Target, shape: Shape | None) -> str:
-    program, config = made.program, configure(made, LaunchOptions(target), shape)
+def _explain_launch(recurrence: Recurrence, target: Target, shape: Shape | None) -> str:
+    program, config = recurrence.program, configure(recurrence, LaunchOptions(target), shape)
     layout = layout_of(program, config)
     size = layout.words * 4 * (program.unit // config.hb)
     place = "registers" if config.registers else "shared memory"
-    where = f"stay in {place}" if config.resident else "stream from L2 for every tile"
-    if not can_stay(made, target):
-        where += f", as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
-    where += ", three weights in two words" * config.tight
+    location = f"stay in {place}" if config.resident else "stream from L2 for every tile"
+    if not can_stay(recurrence, target):
+        location += f", as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
+    location += ", three weights in two words" * config.tight
     barriers = f"{counted(sum(p.barrier for p in program.phases), 'barrier')} per level"
     if config.dataflow:
         barriers = "no barriers, as products poll the rows that they read"
     divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
     padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
-    products = PRECISIONS[made.precision].text or made.precision
-    if made.scaled:
+    products = PRECISIONS[recurrence.precision].text or recurrence.precision
+    if recurrence.scaled:
         products = "float16, scaled by the largest number of the leaves (it has as many bits as tf32)"
     return (
         f"{padded}{counted(len(program.phases), 'phase')} and {barriers}; {counted(config.groups, 'group')} of "
         f"{counted(program.unit // config.hb, 'thread block')} with {counted(config.hb, 'unit')} each{divided}; "
-        f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}; "
-        f"laid out {source(made, target, shape)}"
+        f"{size / 1e6:.1f} MB of weights per group, which {location}; products in {products}; "
+        f"laid out {source(recurrence, target, shape)}"
     )

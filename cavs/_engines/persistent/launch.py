@@ -73,24 +73,24 @@ class LaunchArrays(NamedTuple):
 
 
 def launch(
-    recurrence: Recurrence, rows: KindRows, sched: Schedule, how: LaunchOptions, given: LaunchArrays
+    recurrence: Recurrence, rows: KindRows, sched: Schedule, options: LaunchOptions, inputs: LaunchArrays
 ) -> persistent.LaunchResults:
     """Runs all levels in one direction.
 
     Returns what `kernels.persistent.launches` does, with tensors as (N, ...), and with the twins of states.
     """
-    program, states = recurrence.program, given.states
-    configs, wide_rows = launch_configs(recurrence, how, sched.shape)
-    constants, weights = _constants(recurrence, given.statics, [leaf_exponent(states[i], sched) for i in recurrence.scaled])
-    integers = integers_of(recurrence, rows, sched, sched.task_row[0], wide_rows if len(configs) > 1 else None, given.row)
-    tensors = given.tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
+    program, states = recurrence.program, inputs.states
+    configs, wide_rows = launch_configs(recurrence, options, sched.shape)
+    constants, weights = _constants(recurrence, inputs.statics, [leaf_exponent(states[i], sched) for i in recurrence.scaled])
+    integers = integers_of(recurrence, rows, sched, sched.task_row[0], wide_rows if len(configs) > 1 else None, inputs.row)
+    tensors = inputs.tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     leaves = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
-    used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
+    int32s = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
-    arrays = persistent.Arrays(tensors, constants, used, leaves, _outputs(recurrence, rows))
+    arrays = persistent.Arrays(tensors, constants, int32s, leaves, _outputs(recurrence, rows))
     ready = functools.partial(_ready, recurrence, sched.shape.pad + sum(sched.shape.leaves))
-    out, lost = run_launches(recurrence, how, sched.shape, configs, weights, arrays, ready)
+    out, lost = run_launches(recurrence, options, sched.shape, configs, weights, arrays, ready)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
     for i, s in enumerate(states):
@@ -136,7 +136,7 @@ def _constants(
 
 def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
     """Returns the shapes of the tensors that a launch writes."""
-    program, found = recurrence.program, {}
+    program, outputs = recurrence.program, {}
     for name, written in recurrence.written.items():
         width = max(1, num_blocks(written.value.aval, program.valid)) * program.unit
         if written.domain == EDGE:
@@ -145,8 +145,8 @@ def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
             n = rows.size + 2 * rows.pad if written.base == PAD else written.copies * rows.size
         sparse = is_sparse(name)
         base = None if sparse else written.base
-        found[name] = Output(n, width, stored_dtype(written.value.aval), written.domain, base, sparse)
-    return found
+        outputs[name] = Output(n, width, stored_dtype(written.value.aval), written.domain, base, sparse)
+    return outputs
 
 
 def _ready(
@@ -171,8 +171,8 @@ def _ready(
             updated[twin] = _begun((x * scale).astype(half.dtype), leaves, row, twin in awaited)
     flows = awaited if not recurrence.forward else set()
     # Products that poll for a cut cotangent would take what it replaces for it.
-    replaced = {kept: by for kept, by in recurrence.overwritten.items() if by not in flows}
-    updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
+    replaced = {kept: cut for kept, cut in recurrence.overwritten.items() if cut not in flows}
+    updated |= {cut: tensors.pop(kept) for kept, cut in replaced.items()}
     outputs = {name: output for name, output in outputs.items() if name not in updated}
     return dataclasses.replace(arrays, tensors=tensors, updated=updated, outputs=outputs, replaced=replaced)
 
@@ -197,10 +197,10 @@ def integers_of(
     The scalars are in the order of `kernels._program.arrays.NUM_LEVELS` and `_engines.persistent.lower.STATE_ROW`. The last is
     the number of wide levels, which have at least `wide_rows` vertices, if these have a launch of their own.
     """
-    num_children, first = rows.inner(rows.num_children), sched.first_edge[_inner_slice(sched, rows)]
+    num_children, first_edge = rows.inner(rows.num_children), sched.first_edge[_inner_slice(sched, rows)]
     owner, size = rows.inner_edges(rows.edge_owner), rows.size
     last = jnp.maximum(rows.count - 1, 0)
-    num_edges = first[last] + num_children[last]
+    num_edges = first_edge[last] + num_children[last]
     slots = [k * size for k in range(max(recurrence.arity, 1))]
     scalars = [sched.num_levels, rows.count, num_edges, state_row, rows.pad, rows.edge_pad, *slots]
     if wide_rows is not None:
@@ -208,7 +208,7 @@ def integers_of(
     integers = {
         Index(IndexRole.SCALARS): jnp.stack([jnp.asarray(x, jnp.int32) for x in scalars]),
         Index(IndexRole.PART_STARTS): sched.part_start,
-        Index(IndexRole.FIRST_EDGE): first,
+        Index(IndexRole.FIRST_EDGE): first_edge,
         EDGE_COUNT: num_children,
         Index(IndexRole.EDGE_OWNER): owner,
         EDGE_CHILD: rows.inner_edges(rows.edge_child),
@@ -216,8 +216,8 @@ def integers_of(
     }
     if not recurrence.forward:
         integers |= parents(sched, rows, recurrence.arity, state_row, size)
-        own = state_row + jnp.arange(size, dtype=jnp.int32)
-        integers[PUSHED_ROW] = own if g_row is None else lax.dynamic_slice_in_dim(g_row, state_row, size)
+        state_rows = state_row + jnp.arange(size, dtype=jnp.int32)
+        integers[PUSHED_ROW] = state_rows if g_row is None else lax.dynamic_slice_in_dim(g_row, state_row, size)
     return integers
 
 
@@ -237,9 +237,9 @@ def parents(sched: Schedule, rows: KindRows, arity: int, at: jax.Array | int, si
         out[PARENT_FIRST] = lax.dynamic_slice_in_dim(jnp.asarray(sched.parent_first), at, size)
         out[PARENT_COUNT] = lax.dynamic_slice_in_dim(jnp.asarray(sched.parent_count), at, size)
     out[PARENT] = edge
-    known = jnp.maximum(edge, 0)
-    owner = get_rows(rows.inner_edges(rows.edge_owner), known)
-    slot = known - get_rows(jnp.asarray(sched.first_edge[_inner_slice(sched, rows)]), jnp.minimum(owner, rows.size - 1))
+    clamped = jnp.maximum(edge, 0)
+    owner = get_rows(rows.inner_edges(rows.edge_owner), clamped)
+    slot = clamped - get_rows(jnp.asarray(sched.first_edge[_inner_slice(sched, rows)]), jnp.minimum(owner, rows.size - 1))
     out[PARENT_SLOT] = jnp.where((edge < 0) | (slot >= arity), -1, slot * rows.size + owner)
     return out
 

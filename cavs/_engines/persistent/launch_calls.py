@@ -42,7 +42,7 @@ class LaunchRules(Rules):
 
 def run_launches(
     recurrence: Recurrence,
-    how: LaunchOptions,
+    options: LaunchOptions,
     shape: Shape,
     configs: list[LaunchConfig],
     weights: dict[Var, jax.Array],
@@ -60,16 +60,16 @@ def run_launches(
         return persistent.launches(program, configs, weights, ready(configs, arrays), reverse)
     variables, bare = list(weights), arrays.without_values()  # rules may not refer to tracers
 
-    def launch(config: LaunchConfig, values: list[jax.Array], given: list[list[jax.Array]]) -> persistent.LaunchResults:
-        mine = ready([config], bare.with_values(given))
-        return persistent.launches(program, [config], dict(zip(variables, values, strict=True)), mine, reverse)
+    def launch(config: LaunchConfig, values: list[jax.Array], array_values: list[list[jax.Array]]) -> persistent.LaunchResults:
+        ready_arrays = ready([config], bare.with_values(array_values))
+        return persistent.launches(program, [config], dict(zip(variables, values, strict=True)), ready_arrays, reverse)
 
     def rules(flat: Callable[[Callable[..., PyTree]], Flat]) -> LaunchRules:
         whole = flat(functools.partial(launch, configs[0]))
 
         @functools.cache
         def halve() -> Half | None:
-            if (config := half_layout(recurrence, how, shape)) is None:
+            if (config := half_layout(recurrence, options, shape)) is None:
                 return None
             costs = (launch_cost(program, c, shape) for c in (config, configs[0]))
             return Half(flat(functools.partial(launch, config)), *costs)
@@ -92,7 +92,7 @@ class LaunchMark(Rules):
     made: Recurrence  # the direction that it runs
 
 
-def marked(flag: jax.Array, job: Job, made: Recurrence) -> jax.Array:
+def marked(flag: jax.Array, job: Job, recurrence: Recurrence) -> jax.Array:
     """Returns the flag of a launch, marked in the jaxpr."""
 
     def same(x: jax.Array) -> list[jax.Array]:
@@ -103,7 +103,7 @@ def marked(flag: jax.Array, job: Job, made: Recurrence) -> jax.Array:
         lambda primals, tangents: pushed(same, primals, tangents),
         lambda over, dims, operands: over(same, tuple(dims))(*operands),
         job=job,
-        made=made,
+        made=recurrence,
     )
     return call(rules, flag)[0]
 

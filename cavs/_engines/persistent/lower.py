@@ -116,8 +116,8 @@ class Recurrence:
         places = self._places(eqns, domains)
         known = {v: largest[i] for v, i in gathered_states(part).items()}
         self.precision = _precision(eqns, domains, bounds(eqns, known))
-        how, inverses = PRECISIONS[self.precision], dict[Var, Var]()
-        if how.instead_of:
+        precision, inverses = PRECISIONS[self.precision], dict[Var, Var]()
+        if precision.instead_of:
             eqns, domains, inverses = with_scaled_products(eqns, domains, self.factor)
             self._store_scaled(places, eqns, domains)
         moving = [e for e in eqns if domains.get(e.outvars[0], STATIC) != STATIC]
@@ -128,13 +128,13 @@ class Recurrence:
         self.weights = [x for x in self.statics if x in weights]
         # Tensors that a level reads after an earlier level of the same launch wrote them.
         exchanged = frozenset(Tensor(TensorRole.STATE, i) for i in range(len(part.forward.states) if way.forward else 0))
-        program = cut(moving, domains, self._sources(way.forest), places, exchanged, how.chunk)
+        program = cut(moving, domains, self._sources(way.forest), places, exchanged, precision.chunk)
         if not way.forward:
             self.replaced = replaced_by_cuts(part, program)
             program = reading_replaced(program, self.replaced)
         scales = {w: self.constant(v) for w, v in inverses.items()}
         program = dataclasses.replace(program, scales=scales)
-        self.program: LevelProgram = with_halves(program, how.dtype) if how.dtype is not None else program
+        self.program: LevelProgram = with_halves(program, precision.dtype) if precision.dtype is not None else program
         check_accesses(self.program, self.overwritten)
 
     def __str__(self) -> str:
@@ -278,10 +278,10 @@ def recurrence_of(
     `forest`: whether no vertex has two parents. `keep`: whether a forward keeps values for a backward. `target`: the GPU, whose
     layouts decide the precision of products.
     """
-    found = _recurrence_of(plan, name, Way(forward, forest or (forward and not keep), keep or not forward), target)
-    if isinstance(found, Unfit):
-        raise found
-    return found
+    outcome = _recurrence_of(plan, name, Way(forward, forest or (forward and not keep), keep or not forward), target)
+    if isinstance(outcome, Unfit):
+        raise outcome
+    return outcome
 
 
 def scaled_forward_of(plan: FunctionPlan, name: str | None, forest: bool, keep: bool, target: Target) -> Recurrence | None:
@@ -290,8 +290,8 @@ def scaled_forward_of(plan: FunctionPlan, name: str | None, forest: bool, keep: 
     What products read is scaled by a power of two, such that the largest number of the leaves is in the range of float16.
     Returns `None` if F bounds the leaves, too, or does not bound the others, or if products read anything but states.
     """
-    found = _recurrence_of(plan, name, Way(True, forest or not keep, keep, scaled=True), target)
-    return None if isinstance(found, Unfit) else found
+    outcome = _recurrence_of(plan, name, Way(True, forest or not keep, keep, scaled=True), target)
+    return None if isinstance(outcome, Unfit) else outcome
 
 
 def forward_of(plan: FunctionPlan, name: str | None, shape: Shape, keep: bool, target: Target) -> Recurrence:
@@ -300,21 +300,21 @@ def forward_of(plan: FunctionPlan, name: str | None, shape: Shape, keep: bool, t
     Its products are in scaled float16 where that saves time.
     """
     plain = recurrence_of(plan, name, True, shape.forest, keep, target)
-    other = scaled_forward_of(plan, name, shape.forest, keep, target)
-    return other if other is not None and is_long(plain, shape, target) else plain
+    scaled = scaled_forward_of(plan, name, shape.forest, keep, target)
+    return scaled if scaled is not None and is_long(plain, shape, target) else plain
 
 
-def is_long(made: Recurrence, shape: Shape, target: Target) -> bool:
+def is_long(recurrence: Recurrence, shape: Shape, target: Target) -> bool:
     """Returns whether a launch takes long, unless wide levels have a launch of their own, which multiplies in tf32.
 
     The cost model says so alone: records of layouts may change before a run is resumed.
     """
-    fitting = candidates(made.program, made.precision, target)
+    fitting = candidates(recurrence.program, recurrence.precision, target)
     if not fitting:
         return True
-    config = estimated(made.program, fitting, shape)
-    wide, _ = wide_launch(made.program, config, target, shape)
-    return wide is None and launch_cost(made.program, config, shape) > _LONG
+    config = estimated(recurrence.program, fitting, shape)
+    wide, _ = wide_launch(recurrence.program, config, target, shape)
+    return wide is None and launch_cost(recurrence.program, config, shape) > _LONG
 
 
 @memoized
@@ -327,17 +327,17 @@ def _recurrence_of(plan: FunctionPlan, name: str | None, way: Way, target: Targe
 
 
 def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:
-    part, back, replaced = plan.inner[name], None, Replaced()
+    part, backward, replaced = plan.inner[name], None, Replaced()
     if way.forward and way.keep:
         with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
-            back = recurrence_of(plan, name, False, way.forest, target=target)
-            replaced = back.replaced if part.forward.keep else replaced
-    made = Recurrence(part, way, _pushed(plan), state_bounds(plan), replaced)
-    if PRECISIONS[made.precision].instead_of and not _of_two_rows(made, target):
-        made = Recurrence(part, way, _pushed(plan), [math.inf] * len(plan.state_avals), replaced)
-    if back is not None:
-        made.halved = halved_states(part, made.program, back.program)
-    return made
+            backward = recurrence_of(plan, name, False, way.forest, target=target)
+            replaced = backward.replaced if part.forward.keep else replaced
+    recurrence = Recurrence(part, way, _pushed(plan), state_bounds(plan), replaced)
+    if PRECISIONS[recurrence.precision].instead_of and not _of_two_rows(recurrence, target):
+        recurrence = Recurrence(part, way, _pushed(plan), [math.inf] * len(plan.state_avals), replaced)
+    if backward is not None:
+        recurrence.halved = halved_states(part, recurrence.program, backward.program)
+    return recurrence
 
 
 def _scaled(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:
@@ -345,14 +345,14 @@ def _scaled(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> R
     plain = _recurrence_of(plan, name, way._replace(scaled=False), target)
     if isinstance(plain, Unfit):
         raise plain
-    why = "its products cannot be in scaled float16"
+    reason = "its products cannot be in scaled float16"
     states, largest = _states_of_products(plain.program), state_bounds(plan, leaves=False)
     if PRECISIONS[plain.precision].instead_of or not states or any(largest[i] == math.inf for i in states):
-        raise Unfit(why)
-    made = Recurrence(plan.inner[name], way, _pushed(plan), largest, plain.replaced, states)
-    if made.factor not in made.statics or _states_of_products(made.program) != states or not _of_two_rows(made, target):
-        raise Unfit(why)
-    return made
+        raise Unfit(reason)
+    scaled = Recurrence(plan.inner[name], way, _pushed(plan), largest, plain.replaced, states)
+    if scaled.factor not in scaled.statics or _states_of_products(scaled.program) != states or not _of_two_rows(scaled, target):
+        raise Unfit(reason)
+    return scaled
 
 
 def _states_of_products(program: LevelProgram) -> frozenset[int]:
@@ -373,17 +373,17 @@ def _of_two_rows(recurrence: Recurrence, target: Target) -> bool:
     return all(len(rows) <= 2 for rows in sums) and bool(candidates(program, recurrence.precision, target))
 
 
-def _precision(eqns: Sequence[Eqn], domains: Domains, found: dict[Var, float]) -> str:
+def _precision(eqns: Sequence[Eqn], domains: Domains, limits: dict[Var, float]) -> str:
     """Returns the precision of products: what JAX would use on this GPU for the precision that F asks for.
 
-    If all operands have bounds (`found`) within the range of a faster precision that is as exact, that one.
+    If all operands have bounds (`limits`) within the range of a faster precision that is as exact, that one.
     """
     products = [e for e in eqns if is_product(e, domains)]
     in_float32 = all(x.aval.dtype == "float32" for e in products for x in e.invars)  # others do not fit the engine
-    asked = asked_precision(e.params["precision"] for e in products)
-    better = replacement(asked)
-    if better is None or not products or not in_float32:
-        return asked.name
+    requested = asked_precision(e.params["precision"] for e in products)
+    faster = replacement(requested)
+    if faster is None or not products or not in_float32:
+        return requested.name
     summed = [e.invars[1].aval.shape[contracted_axis(e)] for e in products]
-    small = all(bound(e.invars[0], found) <= better.largest and of_tf32_bits(e.params["precision"]) for e in products)
-    return better.name if small and all(k % better.chunk == 0 for k in summed) else asked.name
+    small = all(bound(e.invars[0], limits) <= faster.largest and of_tf32_bits(e.params["precision"]) for e in products)
+    return faster.name if small and all(k % faster.chunk == 0 for k in summed) else requested.name

@@ -30,28 +30,28 @@ def replaced_by_cuts(part: Split, program: LevelProgram) -> Replaced:
     `program`: its backward, which reads kept value n as `TensorRole.KEPT` n and stores cut cotangent m as `TensorRole.CUT` m.
     """
     reverse, domain, later = part.reverse, part.joint.domain, lazy_reads(part.joint)
-    last = _last_loads(program)
-    first = {store.place.tensor: i for i, phase in reversed([*enumerate(program.phases)]) for store in phase.stores}
+    last_load = _last_loads(program)
+    first_store = {store.place.tensor: i for i, phase in reversed([*enumerate(program.phases)]) for store in phase.stores}
     spare = {
         n: v
         for n, v in enumerate(part.forward.keep)
-        if v not in later and Tensor(TensorRole.KEPT, n) in last and _fits(v, program)
+        if v not in later and Tensor(TensorRole.KEPT, n) in last_load and _fits(v, program)
     }
-    found: Replaced = {}
+    replaced: Replaced = {}
     for m, cut in enumerate(reverse.cuts):
-        stored = first.get(Tensor(TensorRole.CUT, m))
+        stored = first_store.get(Tensor(TensorRole.CUT, m))
         edge = reverse.cut_domain[cut] == EDGE
         free = [
             n
             for n, v in spare.items()
-            if stored is not None and last[Tensor(TensorRole.KEPT, n)] <= stored and (domain.get(v) == EDGE) == edge
+            if stored is not None and last_load[Tensor(TensorRole.KEPT, n)] <= stored and (domain.get(v) == EDGE) == edge
         ]
         chosen = _filling(free, {n: _size(spare[n]) for n in free}, _size(cut)) if _fits(cut, program) else None
         if chosen:
             starts = itertools.accumulate((_size(spare[n]) for n in chosen), initial=0)
-            found[m] = dict(zip(chosen, starts, strict=False))
+            replaced[m] = dict(zip(chosen, starts, strict=False))
             spare = {n: v for n, v in spare.items() if n not in chosen}
-    return found
+    return replaced
 
 
 def reading_replaced(program: LevelProgram, replaced: Replaced) -> LevelProgram:
@@ -79,17 +79,17 @@ def _last_loads(program: LevelProgram) -> dict[Tensor, int]:
 
     They come before all stores of a phase. `kernels._program.check` asserts this of each program.
     """
-    found: dict[Tensor, int] = {}
-    others: set[Tensor] = set()
+    last_load: dict[Tensor, int] = {}
+    read_elsewhere: set[Tensor] = set()
     for i, phase in enumerate(program.phases):
-        others |= phase.operands()
+        read_elsewhere |= phase.operands()
         for op in phase.operations:
             source = getattr(op, "source", None)
             if isinstance(op, Load) and op.early and isinstance(source, RowRead) and source.index is None:
-                found[source.tensor] = i
+                last_load[source.tensor] = i
             elif isinstance(source, RowRead):
-                others.add(source.tensor)
-    return {tensor: i for tensor, i in found.items() if tensor not in others}
+                read_elsewhere.add(source.tensor)
+    return {tensor: i for tensor, i in last_load.items() if tensor not in read_elsewhere}
 
 
 def _fits(v: Var, program: LevelProgram) -> bool:
@@ -104,9 +104,9 @@ def _size(v: Var) -> int:
 def _filling(values: list[int], sizes: Mapping[int, int], total: int) -> tuple[int, ...] | None:
     """Returns the fewest values whose sizes add up to `total`."""
     for count in range(1, min(len(values), _MOST) + 1):
-        for some in itertools.combinations(values[:_MOST], count):
-            if sum(sizes[n] for n in some) == total:
-                return some
+        for subset in itertools.combinations(values[:_MOST], count):
+            if sum(sizes[n] for n in subset) == total:
+                return subset
     return None
 
 
@@ -116,10 +116,10 @@ def halved_states(part: Split, forward: LevelProgram, backward: LevelProgram) ->
     The launch of the forward keeps copies of 16 bits of what its products read (`kernels._program.halves`). If the backward
     reads a state for nothing but products x^T dY, which round x to as many bits anyway, the copy is all that must stay.
     """
-    of = gathered_states(part)
-    copied = {i for i in of.values() if Tensor(TensorRole.STATE, i, half=True) in forward.halves}
+    state_of = gathered_states(part)
+    copied = {i for i in state_of.values() if Tensor(TensorRole.STATE, i, half=True) in forward.halves}
     later = lazy_reads(part.joint)
-    read = {i for i in copied if any(v in later for v, j in of.items() if i == j)}
+    read = {i for i in copied if any(v in later for v, j in state_of.items() if i == j)}
     exact = {i for i in read if Tensor(TensorRole.STATE, i) in backward.tensors()}
     exact |= {i for i, v in enumerate(part.forward.states) if is_var(v) and v in later}
     makers = {v: e for e in part.joint.program.eqns for v in e.outvars}
@@ -128,8 +128,8 @@ def halved_states(part: Split, forward: LevelProgram, backward: LevelProgram) ->
         """Adds to `exact` the states that `x` reads, except in sums that a product reads."""
         if not is_var(x):
             return
-        if x in of:
-            exact.update(() if product else {of[x]})
+        if x in state_of:
+            exact.update(() if product else {state_of[x]})
         elif x in makers and x not in part.joint.available:
             eqn = makers[x]
             for y in eqn.invars:

@@ -33,17 +33,17 @@ _RESIDENT, _RATE, _FIXED, _BLOCK = 1e8, 27 * 1.755e3, 4.0, 1.0
 _GAIN = 0.8  # a wide launch must take at most this part of the time that the other launch would take
 
 
-def launch_configs(recurrence: chip.Direction, how: chip.LaunchOptions, shape: Shape) -> tuple[list[LaunchConfig], int]:
+def launch_configs(recurrence: chip.Direction, options: chip.LaunchOptions, shape: Shape) -> tuple[list[LaunchConfig], int]:
     """Returns the layouts of the launches of one direction, and the least number of vertices of a level of the wide launch.
 
     There are one or two layouts, in the order in which the launches run; and 0 vertices without a wide launch. Raises `Unfit`
     if no layout fits the chip. `shape`: the shape of the schedule.
     """
-    narrow = chip.configure(recurrence, how, shape)
-    if how.layouts.wide:
-        wide, rows = how.layouts.wide(recurrence.program, narrow)
+    narrow = chip.configure(recurrence, options, shape)
+    if options.layouts.wide:
+        wide, rows = options.layouts.wide(recurrence.program, narrow)
     else:
-        wide, rows = (None, 0) if how.layouts.narrow else wide_launch(recurrence.program, narrow, how.target, shape)
+        wide, rows = (None, 0) if options.layouts.narrow else wide_launch(recurrence.program, narrow, options.target, shape)
     if wide is None:
         return [narrow], 0
     return ([wide, narrow] if recurrence.forward else [narrow, wide]), rows
@@ -55,8 +55,8 @@ def wide_launch(program: LevelProgram, narrow: LaunchConfig, target: Target, sha
     Returns `None` and 0 if batches of this shape will hardly have such a level. The widest level has at most half of a complete
     binary tree's vertices with children, and mostly less than a quarter. All levels of chains are equally wide.
     """
-    found = possible(program, narrow.precision, target) if shape.fan_in > 1 and not narrow.interpret else []
-    if not found:
+    layouts = possible(program, narrow.precision, target) if shape.fan_in > 1 and not narrow.interpret else []
+    if not layouts:
         return None, 0
     total, flops = sum(shape.inner), _flops(program)
     sizes = [max(1, int(total / 2 ** (n / 2))) for n in range(2, 11)]
@@ -64,7 +64,7 @@ def wide_launch(program: LevelProgram, narrow: LaunchConfig, target: Target, sha
     def time(config: LaunchConfig) -> float:
         return sum(min(wide_cost(program, config, rows), rows * flops / _RESIDENT) for rows in sizes)
 
-    wide = min(found, key=time)
+    wide = min(layouts, key=time)
     rows = [n for n in sizes if n <= total / 4 and wide_cost(program, wide, n) < _GAIN * n * flops / _RESIDENT]
     return (wide, min(rows)) if rows else (None, 0)
 
@@ -117,13 +117,13 @@ def _moved(program: LevelProgram) -> int:
 def _values_in_memory(program: LevelProgram) -> set[Var]:
     """Returns the values that some phase reads from rows in memory."""
     loads = [load for phase in program.phases for load in phase.of(Load)]
-    found = {load.value for load in loads if not isinstance(load.source, ConstantRead)}
-    found |= {op.operand for phase in program.phases for op in phase.operations if isinstance(op, Across)}
+    in_memory = {load.value for load in loads if not isinstance(load.source, ConstantRead)}
+    in_memory |= {op.operand for phase in program.phases for op in phase.operations if isinstance(op, Across)}
     stores = [store for phase in program.phases for store in phase.stores]
     for product in program.products():
         x, tensors = product.eqn.invars[0], product.tensors()
-        found |= {store.value for store in stores if store.value is x and store.place.tensor in tensors}
-    return found
+        in_memory |= {store.value for store in stores if store.value is x and store.place.tensor in tensors}
+    return in_memory
 
 
 def wide_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float:

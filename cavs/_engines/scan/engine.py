@@ -77,20 +77,20 @@ class Scan(Engine):
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
     ) -> tuple[list[Values], list[Transpose]]:
         """Computes the eager part. The levels read inputs that F pulls where they lie, without copies in their order."""
-        found, transpose = super().eager_part(batch, k, statics, inputs, edges, save)
-        return in_place(batch.parts[k], batch.rows[k], inputs, edges, found), transpose
+        outs, transpose = super().eager_part(batch, k, statics, inputs, edges, save)
+        return in_place(batch.parts[k], batch.rows[k], inputs, edges, outs), transpose
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[list[Values]], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels task by task."""
         sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
-        of = zip(batch.parts, batch.rows, statics, eager, strict=True)
-        found = [_kind(part, rows, own, eager_rows, save) for part, rows, own, eager_rows in of]
+        per_kind = zip(batch.parts, batch.rows, statics, eager, strict=True)
+        kinds = [_kind(part, rows, static, eager_rows, save) for part, rows, static, eager_rows in per_kind]
         # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know
         # which row of the eager part's results is read here.
-        early = [x for kind in found for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
-        zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in early], start=500)
+        eager_results = [x for kind in kinds for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
+        zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in eager_results], start=500)
         tensors = [
             [
                 together([k.given[k.over[n]]], place_aval(place).shape)
@@ -98,31 +98,31 @@ class Scan(Engine):
                 else k.rows.tensor(zeros, place_aval(place), lv == EDGE)
                 for n, (place, lv) in enumerate(zip(k.stored, k.level, strict=True))
             ]
-            for k in found
+            for k in kinds
         ]
 
         def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
             states, tensors = carry
-            kind, first = found[k], sched.task_start[t]
+            kind, start = kinds[k], sched.task_start[t]
             rows = kind.rows
-            span = RowSpan(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
-            segments = span.of_edges(rows.edge_owner) - first if kind.part.gathers_all else None
+            span = RowSpan(rows.pad + start, width, rows.edge_pad + sched.task_edge[t], edges)
+            segments = span.of_edges(rows.edge_owner) - start if kind.part.gathers_all else None
             before = _before(kind, span, tensors[k])
             count = {ROW: sched.task_size[t], EDGE: sched.task_edges[t]}
-            own, values = _computed(kind, span, states, segments, fusion, before, count)
-            states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
-            mine = []
+            new_states, values = _computed(kind, span, states, segments, fusion, before, count)
+            states = [write(b, x, sched.task_row[t]) for b, x in zip(states, new_states, strict=True)]
+            written = []
             for n, (b, x, lv) in enumerate(zip(tensors[k], values, kind.level, strict=True)):
                 if n in kind.over:  # rows after the task's are read by later tasks
-                    which = (jnp.arange(x.shape[0]) < count[lv]).reshape(-1, *(1,) * (x.ndim - 1))
-                    x = jnp.where(which, x, together([before[kind.over[n]]], x.shape[1:]))
-                mine.append(write(b, x, span.edge_start if lv == EDGE else span.start))
-            return states, [mine if j == k else x for j, x in enumerate(tensors)]
+                    in_task = (jnp.arange(x.shape[0]) < count[lv]).reshape(-1, *(1,) * (x.ndim - 1))
+                    x = jnp.where(in_task, x, together([before[kind.over[n]]], x.shape[1:]))
+                written.append(write(b, x, span.edge_start if lv == EDGE else span.start))
+            return states, [written if j == k else x for j, x in enumerate(tensors)]
 
         ends, num_classes = sched.round_end, len(sched.shape.classes)
 
         def one_round(r: Any, carry: Any) -> Any:
-            for k in range(len(found)):
+            for k in range(len(kinds)):
                 for c, (width, edges) in enumerate(sched.shape.classes if sched.shape.inner[k] else ()):
                     end = ends[r, k * num_classes + c]
                     carry = lax.while_loop(
@@ -134,7 +134,7 @@ class Scan(Engine):
 
         _, (states, tensors) = lax.fori_loop(0, sched.num_rounds, one_round, (jnp.int32(0), (states, tensors)))
         kept, extras = [], []
-        for k, x in zip(found, tensors, strict=True):
+        for k, x in zip(kinds, tensors, strict=True):
             split = len(k.stored) - len(k.part.recurrent.extra)
             kept.append(x[:split])
             inner = zip(k.level[split:], x[split:], strict=True)
@@ -167,11 +167,11 @@ def _computed(
         read = {v: repeated(x, jnp.arange(x.shape[0]) < count[level[v]]) for v, x in read.items()}
     env = kind.fixed | read
     evaluate(kind.eqns, env, level, segments, span.size, kind.turned, real, fusion)
-    own = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
+    new_states = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
     sizes = [span.edges if lv == EDGE else span.size for lv in kind.level]
     stored = zip(kind.stored, kind.level, sizes, strict=True)
     values = [(place, [value_at(v, lv, n, env, level) for v in place]) for place, lv, n in stored]
-    return own, [together(x, place_aval(place).shape) for place, x in values]
+    return new_states, [together(x, place_aval(place).shape) for place, x in values]
 
 
 def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], save: bool) -> _ForwardKind:
@@ -179,11 +179,11 @@ def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], 
     env, domain = fixed(part, statics), part.joint.domain
     keep, crossed = part.forward.places if save else [], crossing(part, rows, eager)
     stored = [*keep, *((v,) for v in part.forward.extra)]
-    ours: Env = {v: x for v, x in zip(part.forward.cross, crossed, strict=True) if not isinstance(x, Pulled)}
-    places = overwritten_rows(part.joint, ours) if part.forward.together is not None else {}
+    eager_rows: Env = {v: x for v, x in zip(part.forward.cross, crossed, strict=True) if not isinstance(x, Pulled)}
+    places = overwritten_rows(part.joint, eager_rows) if part.forward.together is not None else {}
     over = {n: places[place] for n, place in enumerate(stored) if place in places}
-    evaluate(needed(part.joint.program.eqns, list(over.values()), set(ours))[0], ours, domain)
-    given = {v: ours[v] for v in over.values()}
+    evaluate(needed(part.joint.program.eqns, list(over.values()), set(eager_rows))[0], eager_rows, domain)
+    given = {v: eager_rows[v] for v in over.values()}
     targets = [*part.forward.states, *(v for place in stored for v in place)]
     eqns, _ = needed(part.joint.program.eqns, targets, set(given))
     return _ForwardKind(
@@ -204,5 +204,5 @@ def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], 
 def _before(kind: _ForwardKind, span: RowSpan, tensors: Arrays) -> Env:
     """Returns the eager rows of a span that kept values overwrite, read by number: see `task._known`."""
     row, edge = span.start + jnp.arange(span.size), span.edge_start + jnp.arange(span.edges)
-    found = {v: get_rows(tensors[n], edge if kind.level[n] == EDGE else row) for n, v in kind.over.items()}
-    return {v: together([x], v.aval.shape) for v, x in found.items()}
+    eager_rows = {v: get_rows(tensors[n], edge if kind.level[n] == EDGE else row) for n, v in kind.over.items()}
+    return {v: together([x], v.aval.shape) for v, x in eager_rows.items()}

@@ -67,55 +67,56 @@ def backward_levels(
     these lie, as `where`.
     """
     sched, options = batch.sched, batch.plan.function.optimizations
-    of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)
+    per_kind = zip(batch.parts, batch.rows, cotangents.extras, strict=True)
     kinds = [
         kind_of(k, p, rows, cts, memory_of(p, rows, saved, k), in_parts=options.lazy and _in_less(p, products))
-        for k, (p, rows, cts) in enumerate(of)
+        for k, (p, rows, cts) in enumerate(per_kind)
     ]
     g, totals, ct_inputs, ct_edges = cotangents.states, list(cotangents.statics), cotangents.inputs, cotangents.edges
     if options.lazy:
-        own = [k.rows.size > 0 and not is_leaf(k, sched) and _in_less(k.part, products) for k in kinds]
-        kinds = [with_reuse(kind, own=of) for kind, of in zip(kinds, own, strict=True)]
+        overwrite = [k.rows.size > 0 and not is_leaf(k, sched) and _in_less(k.part, products) for k in kinds]
+        kinds = [with_reuse(kind, own=own) for kind, own in zip(kinds, overwrite, strict=True)]
     else:  # the tasks add to gradients, in 32 bits at least, and only that for which the eager part waits is stored
         kinds = [k._replace(stored=[v for v in k.stored if v in k.part.reverse.ct_cross.values()]) for k in kinds]
-        every = (filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True))
-        totals = [{i: x.astype(jnp.result_type(x, jnp.float32)) for i, x in total.items()} for total in every]
+        filled_totals = (filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True))
+        totals = [{i: x.astype(jnp.result_type(x, jnp.float32)) for i, x in total.items()} for total in filled_totals]
     loop = Loop(sched, batch.zeros, kinds, options)
-    left, g, cuts, totals = (rounds or rounds_back)(loop, jnp.asarray(sched.num_tasks, jnp.int32), g, totals)
-    totals = [{i: x.astype(of[i].dtype) for i, x in total.items()} for total, of in zip(totals, saved.statics, strict=True)]
-    inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
-    for kind, own in zip(loop.kinds, cuts, strict=True):
+    tasks_left, g, cuts, totals = (rounds or rounds_back)(loop, jnp.asarray(sched.num_tasks, jnp.int32), g, totals)
+    totals = [{i: x.astype(like[i].dtype) for i, x in total.items()} for total, like in zip(totals, saved.statics, strict=True)]
+    scatter = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
+    for kind, kind_cuts in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.
-        where, tensors = (kind.rows.kids, kind.rows.edge_child), list(own.values())
-        (kids, edge_child), tensors = barrier((where, tensors))
+        indices, tensors = (kind.rows.kids, kind.rows.edge_child), list(kind_cuts.values())
+        (kids, edge_child), tensors = barrier((indices, tensors))
         if batch.job.target.is_cpu:  # where XLA removes barriers; no task is left, but XLA does not know
-            kids, edge_child = (x + late_zero([left]) for x in (kids, edge_child))
-        k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))
-        cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
+            kids, edge_child = (x + late_zero([tasks_left]) for x in (kids, edge_child))
+        k, rows = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child)
+        kind_cuts = dict(zip(kind_cuts, tensors, strict=True))
+        cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in kind_cuts.items()}
         cts = {v: together([x], v.aval.shape) for v, x in cts.items()}
         cts |= {v: _rows_of_states(kind, sched, g[i]).astype(v.aval.dtype) for v, i in kind.own.items()}
         for v in (*kind.reused, *kind.own):  # padding holds what the forward kept, and other rows
             cts[v] = mask_rows(cts[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
         cts = with_whole(kind, cts)
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
-        direct = None if products is None else Direct(products, _operands(kind, sched, own, g))
+        direct = None if products is None else Direct(products, _operands(kind, sched, kind_cuts, g))
         if not options.lazy:
-            now = {}
+            grads = {}
         elif direct is None and (block := lazy_block(kind.part, rows.size)):
-            now = lazy_gradients_in_blocks(kind.part, rows, kind.memory, cts, block)
+            grads = lazy_gradients_in_blocks(kind.part, rows, kind.memory, cts, block)
         else:
-            now = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct)
-        where = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in eager else {}
-        of_eager = eager_cotangents(kind.part, cotangents.eager[k], apart(cts, now))
-        ct_static, ct_pulled, ct_edge = saved.eager[k](of_eager, **where)
-        if inside or not is_leaf(kind, sched):
+            grads = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct)
+        options_of_eager = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in eager else {}
+        of_eager = eager_cotangents(kind.part, cotangents.eager[k], apart(cts, grads))
+        ct_static, ct_pulled, ct_edge = saved.eager[k](of_eager, **options_of_eager)
+        if scatter or not is_leaf(kind, sched):
             ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
-            inside = inside or any(isinstance(x, jax.Array) for x in ct_inputs)
+            scatter = scatter or any(isinstance(x, jax.Array) for x in ct_inputs)
         else:
             first = sched.leaf_row[k - len(sched.shape.kinds)]
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), first, rows.count)
         ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
-        totals[k] = merged(totals[k], merged(now, floats(ct_static)))
+        totals[k] = merged(totals[k], merged(grads, floats(ct_static)))
     return BackwardLevels(g, lambda _: Gradients(totals, ct_inputs, ct_edges))
 
 
@@ -127,11 +128,11 @@ def _in_less(part: Split, products: Products | None) -> bool:
 def _operands(kind: Kind, sched: Schedule, cuts: Env, g: StateCotangents) -> dict[Var, Operand]:
     """Returns where the products of lazy gradients find the cut cotangents of a kind."""
     start = {EDGE: kind.rows.edge_pad, ROW: kind.rows.pad}
-    found = {v: Operand(x, None, start[kind.level[v]]) for v, x in cuts.items()}
+    operands = {v: Operand(x, None, start[kind.level[v]]) for v, x in cuts.items()}
     for v, i in kind.own.items():
         index, first = (None, kind.rows.row[0]) if len(sched.shape.kinds) == 1 else (kind.rows.row[:, None], 0)
-        found[v] = Operand(g[i], index, first)
-    return found | in_parts(kind.cuts.parts, found)
+        operands[v] = Operand(g[i], index, first)
+    return operands | in_parts(kind.cuts.parts, operands)
 
 
 def _rows_of_states(kind: Kind, sched: Schedule, g: jax.Array) -> jax.Array:
@@ -142,12 +143,12 @@ def _rows_of_states(kind: Kind, sched: Schedule, g: jax.Array) -> jax.Array:
 
 def rounds_back(loop: Loop, tasks: jax.Array, g: StateCotangents, totals: Totals) -> Rounds:
     """Runs all rounds."""
-    last = jnp.asarray(loop.sched.num_rounds, jnp.int32)
+    rounds = jnp.asarray(loop.sched.num_rounds, jnp.int32)
     # (rounds * kinds * classes + 1,) the first task of each loop, and the end of the last
     begins = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.asarray(loop.sched.round_end).reshape(-1)])
     carry = tasks, (g, [empty_cuts(kind, loop.zeros) for kind in loop.kinds], totals)
-    tasks, (g, cuts, totals) = lax.fori_loop(0, last, lambda r, c: _round_back(loop, begins, last - 1 - r, c), carry)
-    return tasks, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
+    tasks, (g, cuts, totals) = lax.fori_loop(0, rounds, lambda r, c: _round_back(loop, begins, rounds - 1 - r, c), carry)
+    return tasks, g, [dict(zip(kind.stored, cts, strict=True)) for kind, cts in zip(loop.kinds, cuts, strict=True)], totals
 
 
 def _round_back(loop: Loop, begins: jax.Array, r: jax.Array, carry: _RoundCarry) -> _RoundCarry:

@@ -96,15 +96,15 @@ def with_reuse(kind: Kind, own: bool) -> Kind:
     """
     number = {place: n for n, place in enumerate(kind.part.forward.places)}
     over = reused(kind.part.joint, kind.stored, kind.level)
-    found = {cut: number[place] for cut, place in over.items() if kind.wanted.issuperset(place)}
-    left = {i: (x.aval.shape, x.aval.dtype) for i, x in kind.part.reverse.state_cts.items() if own}
-    of: dict[Var, int] = {}
+    kept_of = {cut: number[place] for cut, place in over.items() if kind.wanted.issuperset(place)}
+    unused = {i: (x.aval.shape, x.aval.dtype) for i, x in kind.part.reverse.state_cts.items() if own}
+    state_of: dict[Var, int] = {}
     for v in kind.stored:
-        fits = [i for i, like in left.items() if like == (v.aval.shape, v.aval.dtype)]
-        if v not in found and kind.level[v] == ROW and fits:
-            of[v] = fits[0]
-            del left[fits[0]]
-    return kind._replace(reused=found, own=of, stored=[v for v in kind.stored if v not in of])
+        fits = [i for i, like in unused.items() if like == (v.aval.shape, v.aval.dtype)]
+        if v not in kept_of and kind.level[v] == ROW and fits:
+            state_of[v] = fits[0]
+            del unused[fits[0]]
+    return kind._replace(reused=kept_of, own=state_of, stored=[v for v in kind.stored if v not in state_of])
 
 
 def empty_cuts(kind: Kind, zeros: Zeros) -> list[jax.Array]:
@@ -140,29 +140,29 @@ def run_task(
     segments = span.segments(rows) if part.gathers_all else None
     evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=options.fusion)
 
-    mine, mine_edges = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
+    in_task, edges_in_task = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
     values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.cuts.domain.items()}
     for v, i in kind.own.items():  # rows that are not the task's may belong to its children, or others
-        g = g | {i: write(g[i], _rows_where(mine, values[v], env[part.reverse.state_cts[i]]), row)}
-    g = _with_children(kind, g, span, mine, mine_edges, env)
-    new = []
+        g = g | {i: write(g[i], _rows_where(in_task, values[v], env[part.reverse.state_cts[i]]), row)}
+    g = _with_children(kind, g, span, in_task, edges_in_task, env)
+    new_cuts = []
     for v, b in zip(kind.stored, cuts[kind.number], strict=True):
         edge, value = kind.level[v] == EDGE, values[v]
         if v in kind.reused:  # rows of the span that are not the task's still hold what the forward kept
-            value = _rows_where(mine_edges if edge else mine, value, before[v])
+            value = _rows_where(edges_in_task if edge else in_task, value, before[v])
         value = together([value], b.shape[1:])  # it may lie where several kept values were
-        new.append(write(b, value, edge_start if edge else start))
+        new_cuts.append(write(b, value, edge_start if edge else start))
     cuts, totals = list(cuts), list(totals)
-    cuts[kind.number] = new
+    cuts[kind.number] = new_cuts
     if not options.lazy:
-        now = lazy_gradients(part, rows, span, memory, values, OwnRows(mine, mine_edges))  # the last row is the task's
-        totals[kind.number] = merged(totals[kind.number], now)
+        grads = lazy_gradients(part, rows, span, memory, values, OwnRows(in_task, edges_in_task))  # the last row is the task's
+        totals[kind.number] = merged(totals[kind.number], grads)
     return g, cuts, totals
 
 
-def _rows_where(mine: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
-    """Returns the rows of `value` where `mine`, and of `before` elsewhere."""
-    return jnp.where(mine.reshape(-1, *(1,) * (value.ndim - 1)), value, before)
+def _rows_where(mask: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
+    """Returns the rows of `value` where `mask`, and of `before` elsewhere."""
+    return jnp.where(mask.reshape(-1, *(1,) * (value.ndim - 1)), value, before)
 
 
 def is_leaf(kind: Kind, sched: Schedule) -> bool:
@@ -180,8 +180,8 @@ def _known(kind: Kind, memory: Memory, g: StateCotangents, span: RowSpan, row: I
         if is_var(v) and v in kind.wanted and v not in env and v not in kept and i not in part.forward.overwritten:
             kept[v] = window(x, row, span.size)
     # What is overwritten later is read by number, not as a slice: XLA would fuse a slice past the write, and copy the tensor.
-    own = row + jnp.arange(span.size)
-    kept |= {v: get_rows(g[i], own).astype(v.aval.dtype) for i, v in part.reverse.state_cts.items()}
+    state_rows = row + jnp.arange(span.size)
+    kept |= {v: get_rows(g[i], state_rows).astype(v.aval.dtype) for i, v in part.reverse.state_cts.items()}
     for cut, n in kind.reused.items():
         edge = kind.level[cut] == EDGE
         index = span.edge_start + jnp.arange(span.edges) if edge else span.start + jnp.arange(span.size)
@@ -207,7 +207,7 @@ def _now(kind: Kind, g: StateCotangents, cuts: list[jax.Array]) -> Memory:
 
 
 def _with_children(
-    kind: Kind, g: StateCotangents, span: RowSpan, mine: jax.Array, mine_edges: jax.Array, env: Env
+    kind: Kind, g: StateCotangents, span: RowSpan, in_task: jax.Array, edges_in_task: jax.Array, env: Env
 ) -> StateCotangents:
     """Adds the cotangents of the children of a task's vertices to the cotangents of states.
 
@@ -215,15 +215,15 @@ def _with_children(
     """
     part, rows, level = kind.part, kind.rows, kind.part.joint.domain
     kids, children = span.rows(rows.kids), span.of_edges(rows.edge_child)
-    to: dict[int, list[tuple[jax.Array, jax.Array]]] = {}
+    by_state: dict[int, list[tuple[jax.Array, jax.Array]]] = {}
     for j, v in part.reverse.ct_slots.items():
         slot, i = part.recurrent.slots[j]
-        to.setdefault(i, []).append((jnp.where(mine, kids[:, slot], 0), value_at(v, ROW, span.size, env, level)))
+        by_state.setdefault(i, []).append((jnp.where(in_task, kids[:, slot], 0), value_at(v, ROW, span.size, env, level)))
     for j, v in part.reverse.ct_child.items():
-        index = jnp.where(mine_edges, children, 0)
-        to.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, span.edges, env, level)))
+        index = jnp.where(edges_in_task, children, 0)
+        by_state.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, span.edges, env, level)))
     g = dict(g)
-    for i, pairs in to.items():
+    for i, pairs in by_state.items():
         index, cts = (jnp.concatenate(x) for x in zip(*pairs, strict=True))
         # Row 0 belongs to no vertex: rows of the span that are not the task's go there, and absent children are there. Nothing
         # reads row 0 of the cotangents. But row 0 of the states is the state of absent children, which must stay zeros: there
