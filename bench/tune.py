@@ -42,7 +42,7 @@ def tune(minutes: float, precision: str | None) -> Iterator[str]:
                     return
                 if key in tuned.records(target.device_kind):
                     continue
-                name = "cavs_forward" if task.made.forward else "cavs_backward"
+                name = "cavs_forward" if task.recurrence.forward else "cavs_backward"
                 layouts = fastest(task, target, end, lambda step, args, name=name: _of_the_launch(step, args, name))
                 best = sorted((layout.record for layout in layouts), key=lambda record: record["us"])
                 tuned.save(tuned.file_of(target.device_kind), {key: best[0]})

@@ -127,12 +127,12 @@ def test_every_layout_on_record_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
             jax.eval_shape(lambda c=cell, h=hidden, t=tasks: t.extend(bench.tasks_of(c, h, PARTS)))  # runs no initialiser
             for task in tasks:
                 key = key_of(task).rsplit(" ", 1)[0]
-                found = chip.candidates(task.made.program, task.made.precision, H200)
+                found = chip.candidates(task.recurrence.program, task.recurrence.precision, H200)
                 found = found + chip.spread(found)
                 mine = {name: record for name, record in records.items() if name.split(",")[0].rsplit(" ", 1)[0] == key}
                 for name, record in mine.items():
                     fields = {field: value for field, value in record.items() if field != "us"}
-                    assert LaunchConfig(precision=task.made.precision, **fields) in found, name
+                    assert LaunchConfig(precision=task.recurrence.precision, **fields) in found, name
                 taken |= mine.keys()
     assert taken == records.keys() and taken
     assert tuned.records("NVIDIA H100 80GB HBM3").keys() <= taken

@@ -49,7 +49,7 @@ def own() -> dict[str, Any]:
 
 
 def configs(of: Example) -> list[Any]:
-    made = [task.made for task in tuning.tasks(*of, None, H200)]
+    made = [task.recurrence for task in tuning.tasks(*of, None, H200)]
     return [chip.configure(one, chip.LaunchOptions(H200), of[2].shape) for one in made]
 
 
@@ -77,7 +77,7 @@ def test_records_of_other_versions_are_measured_again(hopper: None) -> None:
     before, tasks = configs(of), list(tuning.tasks(*of, None, H200))
     other = tuning.Timed(before[0], 1.0).record | {"clustered": True}
     tuned.save(tuned.own_file("NVIDIA H200"), {tuning.key_of(task): other for task in tasks})
-    assert configs(of) == before and not any(chip.is_settled(task.made, H200, of[2].shape) for task in tasks)
+    assert configs(of) == before and not any(chip.is_settled(task.recurrence, H200, of[2].shape) for task in tasks)
     cavs.tune(*of)
     assert configs(of) != before and not any("clustered" in record for record in own().values())
 
@@ -126,9 +126,9 @@ def test_passes_take_integers_beside_parameters(hopper: None, monkeypatch: pytes
         cavs.schedule(graphs, scripts=True),
         jnp.ones((40, 128), jnp.float32),
     )
-    task = next(task for task in tuning.tasks(*of, None, H200) if task.made.forward == forward)
-    config = chip.candidates(task.made.program, task.made.precision, H200)[0]
+    task = next(task for task in tuning.tasks(*of, None, H200) if task.recurrence.forward == forward)
+    config = chip.candidates(task.recurrence.program, task.recurrence.precision, H200)[0]
     monkeypatch.setattr(tuning, "Persistent", lambda layouts: "scan")
     monkeypatch.setattr(Target, "here", HERE)
-    got = LOWER(task, config).compile()(task.given)
+    got = LOWER(task, config).compile()(task.arguments)
     assert got["step"] == 3 and np.isfinite(got["q"]).all() and forward == (got["q"] == params["q"]).all()

@@ -279,7 +279,7 @@ def test_what_is_timed_has_arguments_of_the_shapes_of_the_step(used: Used, monke
     assert of((task.params, task.inputs, task.edges)) == of((params, x, edges))
     monkeypatch.setattr(tune, "Persistent", lambda layouts: "scan")
     monkeypatch.setattr(Target, "here", HERE)
-    got = COMPILED(LOWER(task, tune.promising(task, H200)[0]))(task.given)
+    got = COMPILED(LOWER(task, tune.promising(task, H200)[0]))(task.arguments)
     assert np.isfinite(got["u"]).all() and got["steps"] == 0
 
 

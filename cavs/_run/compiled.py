@@ -31,7 +31,7 @@ from cavs._jaxpr.ruled import replaceable
 from cavs._jaxpr.settings import always_compiled, promoting
 from cavs._jaxpr.tunable import tunable
 from cavs._run.adjoint import backward
-from cavs._run.forward import Given, forward
+from cavs._run.forward import Arguments, forward
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, differentiated, with_differentiated
 from cavs._stages.saved import Saved
@@ -212,7 +212,7 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
         return job._replace(plan=engine.plan_for(job._replace(plan=job.plan.fixing(*fixed))))
 
     def run(engine_job: Job, params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None, save: bool) -> Any:
-        arrays = Given(params, *engine_job.plan.rows_and_edges(inputs), select)
+        arrays = Arguments(params, *engine_job.plan.rows_and_edges(inputs), select)
         return forward(engine_job, Schedule(data, job.shape), engine, arrays, save)
 
     def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None) -> Arrays:

@@ -17,7 +17,7 @@ from cavs.kernels import checked
 Arrays = list[jax.Array]
 
 
-class Given(NamedTuple):
+class Arguments(NamedTuple):
     """The arrays that `run` is given, flat."""
 
     params: Arrays  # the leaves of the parameters
@@ -35,7 +35,7 @@ class _Leaves(NamedTuple):
     transposes: list[Transpose]  # for each kind, the transpose of F
 
 
-def forward(job: Job, sched: Schedule, engine: Engine, arrays: Given, save: bool) -> tuple[Arrays, Saved | None]:
+def forward(job: Job, sched: Schedule, engine: Engine, arrays: Arguments, save: bool) -> tuple[Arrays, Saved | None]:
     """Evaluates F at every vertex of a batch.
 
     `save`: whether to save what `_run.adjoint.backward` reads. Returns the leaves of the pushes, (Vp, ...), or (M, ...) with
@@ -77,7 +77,7 @@ def forward(job: Job, sched: Schedule, engine: Engine, arrays: Given, save: bool
     )
 
 
-def _leaves(batch: Batch, engine: Engine, arrays: Given, save: bool) -> _Leaves:
+def _leaves(batch: Batch, engine: Engine, arrays: Arguments, save: bool) -> _Leaves:
     """Evaluates F at the leaves: they gather nothing, so all leaves of a kind are one batch."""
     plan, sched, kinds, shape = batch.plan, batch.sched, batch.kinds, batch.sched.shape
     whole = engine.one_launch and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
@@ -109,7 +109,7 @@ def _leaves(batch: Batch, engine: Engine, arrays: Given, save: bool) -> _Leaves:
 
 
 def _static_and_eager(
-    batch: Batch, engine: Engine, arrays: Given, save: bool
+    batch: Batch, engine: Engine, arrays: Arguments, save: bool
 ) -> tuple[list[Arrays], list[Transpose], list[list[Values]], list[Transpose]]:
     """Returns for each kind the values of the static part and of the eager part, each followed by the transposes."""
     statics: list[Arrays] = []

@@ -26,7 +26,7 @@ from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.settings import always_compiled
 from cavs._jaxpr.tunable import tunable
 from cavs._run.compiled import Call
-from cavs._run.forward import Given
+from cavs._run.forward import Arguments
 from cavs._run.manual_axes import across_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule
@@ -112,22 +112,22 @@ def _with_given(
     return VertexFunction(fns | {GIVEN: given}, state=state, arity=F.arity, optimizations=F.optimizations)
 
 
-def _segment(loop: _Loop, step: _Step, index: jax.Array, frontier: Arrays, rows: Given) -> tuple[Arrays, Arrays]:
+def _segment(loop: _Loop, step: _Step, index: jax.Array, frontier: Arrays, rows: Arguments) -> tuple[Arrays, Arrays]:
     """Evaluates one segment. Returns the frontier above it, and the pushes of its vertices `index`.
 
     Args:
         loop: see `_Loop`.
         step: the segment.
         index: vertex numbers within the segment.
-        frontier: (given, ...) the leaves of the states below.
+        frontier: (num_frontier, ...) the leaves of the states below.
         rows: the parameters, and the rows of the segment's vertices, (Vs, ...), and of its edges, (Es, ...).
     """
-    given, shape = loop.shape
+    num_frontier, shape = loop.shape
     params, inputs, edges = (tree.unflatten(x) for tree, x in zip(loop.trees, rows[:3], strict=True))
-    states = [jnp.pad(x, ((0, shape.vertices - given), *((0, 0),) * (x.ndim - 1))) for x in frontier]
+    states = [jnp.pad(x, ((0, shape.vertices - num_frontier), *((0, 0),) * (x.ndim - 1))) for x in frontier]
     select = jnp.concatenate([step.frontier, index])
     pushed, above = loop.run(loop.function, params, Schedule(step.data, shape), (inputs, states), edges=edges, select=select)
-    return [x[:given] for x in above], [to_stored(x)[given:] for x in jax.tree.leaves(pushed)]
+    return [x[:num_frontier] for x in above], [to_stored(x)[num_frontier:] for x in jax.tree.leaves(pushed)]
 
 
 def _steps(segments: SegmentArrays) -> _Step:
@@ -136,43 +136,43 @@ def _steps(segments: SegmentArrays) -> _Step:
     return _Step(number, segments.data, segments.vertex, segments.edge, segments.frontier)
 
 
-def _rows(arrays: Given, step: _Step) -> Given:
+def _rows(arrays: Arguments, step: _Step) -> Arguments:
     """Gathers the rows of a segment's vertices and edges; any row in padding."""
     inputs, edges = (
         [x.at[index].get(mode="clip") for x in xs] for xs, index in ((arrays.inputs, step.vertex), (arrays.edges, step.edge))
     )
-    return Given(arrays.params, inputs, edges, None)
+    return Arguments(arrays.params, inputs, edges, None)
 
 
 class _Chosen(NamedTuple):
     """Which pushes of a segment are wanted: all, or the pushes of the vertices `select` that are in it."""
 
     index: jax.Array  # vertex numbers within the segment
-    mine: jax.Array | None  # (M,) bool: which of `select` are in the segment
+    in_segment: jax.Array | None  # (M,) bool: which of `select` are in the segment
     vertex: jax.Array  # for all: their rows in the pushes; beyond the last one in padding
 
     def put(self, outs: Arrays, pushed: Arrays) -> Arrays:
         """Writes the pushes of the segment into the pushes of all segments."""
-        if self.mine is None:
+        if self.in_segment is None:
             return [o.at[self.vertex].set(x, mode="drop") for o, x in zip(outs, pushed, strict=True)]
-        return [jnp.where(column(self.mine, x), x, o) for o, x in zip(outs, pushed, strict=True)]
+        return [jnp.where(column(self.in_segment, x), x, o) for o, x in zip(outs, pushed, strict=True)]
 
     def cotangents(self, cts: Arrays) -> Arrays:
         """Returns the cotangents of the segment's pushes: the transpose of `put`."""
-        if self.mine is None:
+        if self.in_segment is None:
             return [ct.at[self.vertex].get(mode="fill", fill_value=0) for ct in cts]
-        return [mask_rows(ct, self.mine) for ct in cts]
+        return [mask_rows(ct, self.in_segment) for ct in cts]
 
 
 def _chosen(loop: _Loop, step: _Step, segments: SegmentArrays, select: jax.Array | None) -> _Chosen:
-    given, shape = loop.shape
+    num_frontier, shape = loop.shape
     if select is None:
-        return _Chosen(jnp.arange(given, shape.vertices, dtype=jnp.int32), None, step.vertex[given:])
+        return _Chosen(jnp.arange(num_frontier, shape.vertices, dtype=jnp.int32), None, step.vertex[num_frontier:])
     in_segment = segments.segment.at[select].get(mode="clip") == step.number
     return _Chosen(jnp.where(in_segment, segments.place.at[select].get(mode="clip"), 0), in_segment, step.vertex)
 
 
-def _forward(loop: _Loop, vertices: int, arrays: Given, segments: SegmentArrays) -> tuple[Arrays, Arrays]:
+def _forward(loop: _Loop, vertices: int, arrays: Arguments, segments: SegmentArrays) -> tuple[Arrays, Arrays]:
     """Returns the pushes, and the frontier below each segment."""
     rows = vertices if arrays.select is None else arrays.select.shape[0]
 
@@ -182,7 +182,7 @@ def _forward(loop: _Loop, vertices: int, arrays: Given, segments: SegmentArrays)
         above, pushed = _segment(loop, segment, chosen.index, frontier, _rows(arrays, segment))
         return (above, chosen.put(outs, pushed)), frontier
 
-    first = [jnp.zeros((loop.shape.given, *a.shape), a.dtype) for a in loop.state_avals]
+    first = [jnp.zeros((loop.shape.num_frontier, *a.shape), a.dtype) for a in loop.state_avals]
     outs = [jnp.zeros((rows, *a.shape), a.dtype) for a in loop.push_avals]
     (_, outs), frontiers = lax.scan(step, (first, outs), _steps(segments))
     return outs, frontiers
@@ -190,7 +190,7 @@ def _forward(loop: _Loop, vertices: int, arrays: Given, segments: SegmentArrays)
 
 @always_compiled
 def _backward(
-    loop: _Loop, varied: Sequence[PyTree], arrays: Given, segments: SegmentArrays, frontiers: Arrays, cts: list[Cotangent]
+    loop: _Loop, varied: Sequence[PyTree], arrays: Arguments, segments: SegmentArrays, frontiers: Arrays, cts: list[Cotangent]
 ) -> tuple[PyTree, ...]:
     """Returns the cotangents of the params, inputs and edges in `varied`. Each segment runs again, the last one first.
 
@@ -207,7 +207,7 @@ def _backward(
 
         def floats(leaves: tuple[PyTree, ...]) -> tuple[PyTree, Arrays]:
             below, params, inputs, edges = with_differentiated(args, leaves)
-            frontier_above, outs = _segment(loop, segment, chosen.index, below, Given(params, inputs, edges, None))
+            frontier_above, outs = _segment(loop, segment, chosen.index, below, Arguments(params, inputs, edges, None))
             return differentiated(frontier_above, float_states), [outs[i] for i in float_pushes]
 
         _, pull = jax.vjp(floats, differentiated(args, (float_states, *varied)))
@@ -227,11 +227,11 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
     """Returns the pushes as a function of flat params, inputs, edges, segments and `select`, with its derivative."""
 
     def whole(params: Arrays, inputs: Arrays, edges: Arrays, segments: SegmentArrays, select: jax.Array | None) -> Arrays:
-        return _forward(loop, vertices, Given(params, inputs, edges, select), segments)[0]
+        return _forward(loop, vertices, Arguments(params, inputs, edges, select), segments)[0]
 
     def forward(varied: Any, *values: Any) -> tuple[Arrays, Callable[..., Any]]:
         params, inputs, edges, segments, select = values
-        arrays = Given(params, inputs, edges, select)
+        arrays = Arguments(params, inputs, edges, select)
         outs, frontiers = _forward(loop, vertices, arrays, segments)
         return outs, jax.tree_util.Partial(functools.partial(_backward, loop, varied[:3]), arrays, segments, frontiers)
 

@@ -67,10 +67,10 @@ class Task(NamedTuple):
     sched: Schedule
     inputs: PyTree
     edges: PyTree
-    made: Recurrence
+    recurrence: Recurrence
 
     @property
-    def given(self) -> PyTree:
+    def arguments(self) -> PyTree:
         """The arguments of a compiled loop of passes. If they were constants, XLA would evaluate them for seconds."""
         return self.params, self.sched, self.inputs, self.edges
 
@@ -161,7 +161,7 @@ def tune_tasks(launches: Iterable[Task], target: Target, seconds: float) -> list
     end, out = time.monotonic() + seconds, []
     for task in launches:
         layouts = fastest(task, target, end)
-        out.append(Tuned(key_of(task), task.made.forward, layouts[0].config, layouts))
+        out.append(Tuned(key_of(task), task.recurrence.forward, layouts[0].config, layouts))
         keep(out[-1:], target)
     return out
 
@@ -196,14 +196,14 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
 
 def key_of(task: Task) -> str:
     """Returns the key of a task's records."""
-    return chip.key_of(task.made, task.sched.shape)
+    return chip.key_of(task.recurrence, task.sched.shape)
 
 
 def promising(task: Task, target: Target) -> list[LaunchConfig]:
     """Returns the layouts to time, the one that is used today first."""
-    program, shape = task.made.program, task.sched.shape
-    today = chip.configure(task.made, chip.LaunchOptions(target), shape)
-    fitting = [c for c in chip.candidates(program, task.made.precision, target) if not chip.is_crowded(program, c)]
+    program, shape = task.recurrence.program, task.sched.shape
+    today = chip.configure(task.recurrence, chip.LaunchOptions(target), shape)
+    fitting = [c for c in chip.candidates(program, task.recurrence.precision, target) if not chip.is_crowded(program, c)]
     if chip.has_few_graphs(shape):
         fitting += chip.spread(fitting)
     ranked = sorted((c for c in fitting if c != today), key=lambda c: chip.mean_cost(program, c, shape, shape.graphs))
@@ -221,7 +221,7 @@ def fastest(task: Task, target: Target, end: float, timer: Timer | None = None) 
         lowered = [lower(task, config) for config in configs]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:
             steps = list(pool.map(compiled, lowered))
-        out += [Timed(c, (timer or by_the_clock)(step, task.given)) for c, step in zip(configs, steps, strict=True)]
+        out += [Timed(c, (timer or by_the_clock)(step, task.arguments)) for c, step in zip(configs, steps, strict=True)]
     return out
 
 
@@ -232,7 +232,7 @@ def compiled(lowered: Any) -> Any:
 
 def lower(task: Task, config: LaunchConfig) -> Any:
     """Lowers `PASSES` chained passes. The other direction keeps its usual layout."""
-    forward = task.made.forward
+    forward = task.recurrence.forward
 
     def choose(level: LevelProgram, is_forward: bool, usual: LaunchConfig) -> LaunchConfig:
         return dataclasses.replace(config, precision=usual.precision) if is_forward == forward else usual
@@ -256,7 +256,7 @@ def lower(task: Task, config: LaunchConfig) -> Any:
         params, *rest = arguments
         return jax.lax.scan(lambda params, _: (one_pass(params, *rest), None), params, length=PASSES)[0]
 
-    return jax.jit(passes).lower(task.given)
+    return jax.jit(passes).lower(task.arguments)
 
 
 def by_the_clock(step: Any, arguments: PyTree) -> float:
@@ -287,7 +287,7 @@ def unable(target: Target) -> str | None:
 
 def launches_in(jaxpr: Jaxpr) -> dict[str, LaunchMark]:
     """Returns the launches in a jaxpr by the keys of their records."""
-    return {chip.key_of(mark.made, mark.job.shape): mark for mark in rules_in(jaxpr, LaunchMark)}
+    return {chip.key_of(mark.recurrence, mark.job.shape): mark for mark in rules_in(jaxpr, LaunchMark)}
 
 
 def settle(jaxpr: Jaxpr, batches: PyTree, target: Target, seconds: float) -> list[Tuned]:
@@ -301,10 +301,14 @@ def settle(jaxpr: Jaxpr, batches: PyTree, target: Target, seconds: float) -> lis
         target: the GPU.
         seconds: the time for all launches together; one compilation more may pass. With 0, nothing is timed.
     """
-    new = {key: mark for key, mark in launches_in(jaxpr).items() if not chip.is_settled(mark.made, target, mark.job.shape)}
+    new = {
+        key: mark for key, mark in launches_in(jaxpr).items() if not chip.is_settled(mark.recurrence, target, mark.job.shape)
+    }
     if not new:
         return []
-    today = {key: chip.chosen(mark.made, target, mark.job.shape)[0] for key, mark in new.items()}  # with which it was traced
+    today = {
+        key: chip.chosen(mark.recurrence, target, mark.job.shape)[0] for key, mark in new.items()
+    }  # with which it was traced
     try:
         tuned.save(tuned.own_file(target.device_kind), {})
     except OSError:  # later processes would not know the layouts
@@ -315,7 +319,7 @@ def settle(jaxpr: Jaxpr, batches: PyTree, target: Target, seconds: float) -> lis
     except jax.errors.JaxRuntimeError as error:  # the step itself may still fit
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-    launches = [Tuned(key, mark.made.forward, today[key], timed.get(key, [])) for key, mark in new.items()]
+    launches = [Tuned(key, mark.recurrence.forward, today[key], timed.get(key, [])) for key, mark in new.items()]
     keep(launches, target, replace=False)  # of processes that tune at the same time, the first one decides for all
     return launches
 
@@ -350,7 +354,7 @@ def _task(mark: LaunchMark, sched: Schedule) -> Task:
     params = jax.tree.map(drawn, plan.shapes.params)
     inputs = jax.tree.map(lambda x: drawn(x, shape.vertices), plan.shapes.inputs)
     edges = jax.tree.map(lambda x: drawn(x, shape.all_edges), plan.shapes.edges)
-    return Task(plan.function, params, sched, inputs, edges, mark.made)
+    return Task(plan.function, params, sched, inputs, edges, mark.recurrence)
 
 
 def few_timed(tasks: Mapping[str, Task], target: Target, seconds: float) -> dict[str, list[Timed]]:
@@ -375,5 +379,5 @@ def few_timed(tasks: Mapping[str, Task], target: Target, seconds: float) -> dict
         pool.shutdown(wait=False, cancel_futures=True)
     for key, config, future in running:
         if future.done() and not future.cancelled() and left(1) > 0 and (key in timed or (key, config) in firsts):
-            timed.setdefault(key, []).append(Timed(config, by_the_clock(future.result(), tasks[key].given)))
+            timed.setdefault(key, []).append(Timed(config, by_the_clock(future.result(), tasks[key].arguments)))
     return timed

@@ -25,7 +25,7 @@ GIVEN = "(given)"  # the kind of the frontier below a segment
 class SegmentShape(NamedTuple):
     """The static part of the segments of a batch."""
 
-    given: int  # rows of a frontier, padded
+    num_frontier: int  # rows of a frontier, padded
     shape: Shape  # of the schedule of each segment
 
 
@@ -37,7 +37,7 @@ class SegmentArrays(NamedTuple):
     # (K, Vs) for each vertex of a segment its row in the inputs of the batch; Vp for the frontier, and in padding.
     vertex: Integers
     edge: Integers  # (K, Es) for each edge of a segment its row in the edges of the batch; Ep in padding
-    frontier: Integers  # (K, given) the vertices of the segment that are the frontier above it, then padding
+    frontier: Integers  # (K, num_frontier) the vertices of the segment that are the frontier above it, then padding
     segment: Integers  # (Vp,) the segment of each vertex of the batch; -1 in padding
     place: Integers  # (Vp,) its vertex number in that segment
 
@@ -85,19 +85,19 @@ def in_segments(
         like: the shape to take if the segments fit it.
     """
     cuts = [_cut(graphs, count) for graphs, _ in batches]
-    given = bucket(max(1, *(len(live) for cut in cuts for _, live in cut)))
-    given = like.given if like is not None and like.given >= given else given
-    segments = [s for (graphs, _), cut in zip(batches, cuts, strict=True) for s in _divided(graphs, cut, given)]
-    graphs = _as_graphs(segments, [graphs for graphs, _ in batches], given, options.kinds)
+    num_frontier = bucket(max(1, *(len(live) for cut in cuts for _, live in cut)))
+    num_frontier = like.num_frontier if like is not None and like.num_frontier >= num_frontier else num_frontier
+    segments = [s for (graphs, _), cut in zip(batches, cuts, strict=True) for s in _divided(graphs, cut, num_frontier)]
+    graphs = _as_graphs(segments, [graphs for graphs, _ in batches], num_frontier, options.kinds)
     options = options._replace(kinds=True, fields=(), exact=False, shapes=None)
     singles = [np.array([i]) for i in range(len(segments))]
     ((shape,),) = few_shapes([(graphs, options)], [singles], 1)
-    shape = like.shape if like is not None and like.given == given and covers(like.shape, shape) else shape
+    shape = like.shape if like is not None and like.num_frontier == num_frontier and covers(like.shape, shape) else shape
     data, out = StackScheduler(graphs, options).stack(singles, shape), []
     for b, (_, sched) in enumerate(batches):
         part = slice(b * count, (b + 1) * count)
-        arrays = _arrays(segments[part], data[part], shape, sched.shape, given)
-        out.append(SegmentedSchedule(sched.data, sched.shape, arrays, SegmentShape(given, shape)))
+        arrays = _arrays(segments[part], data[part], shape, sched.shape, num_frontier)
+        out.append(SegmentedSchedule(sched.data, sched.shape, arrays, SegmentShape(num_frontier, shape)))
     return out
 
 
@@ -123,26 +123,26 @@ def _cut(graphs: Graphs, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return cuts
 
 
-def _divided(graphs: Graphs, cut: list[tuple[np.ndarray, np.ndarray]], given: int) -> Iterator[_Segment]:
+def _divided(graphs: Graphs, cut: list[tuple[np.ndarray, np.ndarray]], num_frontier: int) -> Iterator[_Segment]:
     """Yields the segments of a batch, from what `_cut` returns."""
     _, children = graphs._edges
     num_children, begins = np.diff(graphs.child_offsets), graphs.child_offsets[:-1]
     place = np.zeros(graphs.num_vertices, np.int64)  # the vertex number within the segment at hand
     for own, live in cut:
-        place[own] = given + np.arange(len(own))
+        place[own] = num_frontier + np.arange(len(own))
         edges = ranges(begins[own], num_children[own])
         yield _Segment(own, edges, num_children[own], place[children[edges]], place[live])
         place[live] = np.arange(len(live))
 
 
-def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kinds: Kinds) -> Graphs:
+def _as_graphs(segments: list[_Segment], batches: list[Graphs], num_frontier: int, kinds: Kinds) -> Graphs:
     """Returns one graph for each segment."""
-    zeros, per_batch = np.zeros(given, np.int64), len(segments) // len(batches)
+    zeros, per_batch = np.zeros(num_frontier, np.int64), len(segments) // len(batches)
     names = max((kind_names(graphs, kinds) for graphs in batches), key=len)
     kind = [scheduled_kinds(graphs, bool(kinds)) for graphs in batches]
     kind = [np.zeros(graphs.num_vertices, np.int64) if k is None else k for graphs, k in zip(batches, kind, strict=True)]
     return Graphs.build(
-        [given + len(s.own) for s in segments],
+        [num_frontier + len(s.own) for s in segments],
         np.concatenate([x for s in segments for x in (zeros, s.num_children)]),
         np.concatenate([s.children for s in segments]),
         kind=np.concatenate([x for i, s in enumerate(segments) for x in (zeros + len(names), kind[i // per_batch][s.own])]),
@@ -150,15 +150,15 @@ def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kind
     )
 
 
-def _arrays(segments: list[_Segment], data: np.ndarray, shape: Shape, batch_shape: Shape, given: int) -> SegmentArrays:
+def _arrays(segments: list[_Segment], data: np.ndarray, shape: Shape, batch_shape: Shape, num_frontier: int) -> SegmentArrays:
     """Returns the integers of the segments of one batch, whose schedules are `data`, for the batch's shape, `batch_shape`."""
     vertex = np.full((len(segments), shape.vertices), batch_shape.vertices, np.int32)
     edge = np.full((len(segments), shape.all_edges), batch_shape.all_edges, np.int32)
-    frontier = np.zeros((len(segments), given), np.int32)
+    frontier = np.zeros((len(segments), num_frontier), np.int32)
     segment, place = np.full(batch_shape.vertices, -1, np.int32), np.zeros(batch_shape.vertices, np.int32)
     for k, s in enumerate(segments):
-        vertex[k, given : given + len(s.own)] = s.own
+        vertex[k, num_frontier : num_frontier + len(s.own)] = s.own
         edge[k, : len(s.edges)] = s.edges
         frontier[k, : len(s.frontier)] = s.frontier
-        segment[s.own], place[s.own] = k, given + np.arange(len(s.own))
+        segment[s.own], place[s.own] = k, num_frontier + np.arange(len(s.own))
     return SegmentArrays(data, vertex, edge, frontier, segment, place)

@@ -58,7 +58,7 @@ def lazy_gradients(
     memory: Memory,
     cuts: Env,
     own: OwnRows | None = None,
-    given: Env | None = None,
+    known: Env | None = None,
     direct: Direct | None = None,
     exponents: Mapping[Var, jax.Array] | None = None,
     copies: Mapping[int, Copied] | None = None,
@@ -69,7 +69,7 @@ def lazy_gradients(
         span: the rows to sum over.
         cuts: the cut cotangents, (span.size, ...) or (span.edges, ...), zero in padding.
         own: the rows and edges of the span that count. `None` if all do, and F has no edges or the span is all rows.
-        given: operands that are known, so they are not computed again.
+        known: operands that are known, so they are not computed again.
         direct: computes products from operands where these lie. `None`: XLA computes all.
         exponents: for operands, those of `weight_gradient`, where they are known.
         copies: by the index of a state leaf, what to gather rows from instead.
@@ -77,10 +77,10 @@ def lazy_gradients(
     Returns the cotangents, by the index of the static value.
     """
     values = part.reverse.operands
-    given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}
+    known = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (known or {}).items()}
     states = [(copies or {}).get(i, x) for i, x in enumerate(memory.states)]
-    given = slots_together(part, rows, span, states, values) | given
-    eqns, available = needed(part.joint.program.eqns, values, part.joint.available | set(given))
+    known = slots_together(part, rows, span, states, values) | known
+    eqns, available = needed(part.joint.program.eqns, values, part.joint.available | set(known))
     wanted = reads(eqns, available)
     env = fixed(part, memory.statics) | entrance(part, rows, span, states, memory.crossing, wanted)
     kept, real = kept_values(part, span, memory, wanted, env), rows.count - (span.start - rows.pad)
@@ -94,7 +94,7 @@ def lazy_gradients(
     if scattered := [(v, x) for v, x in scattered if is_var(v) and v in wanted and v not in env]:
         index = span.rows(rows.padded(rows.row))
         env |= {v: get_rows(x, index) for v, x in scattered}
-    env |= given
+    env |= known
     local = dict(env)
     if direct:  # XLA for CPUs would compute operands before the library's calls, and keep them during these
         local = dict(zip(env, hold_back(list(env.values()), list(cuts.values()), jnp.inexact), strict=True))

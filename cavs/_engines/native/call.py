@@ -39,13 +39,13 @@ class NativeCall:
         self.rows = dict(enumerate(batch.rows))
         if eager is not None:
             self.rows = {len(batch.kinds) + eager: batch.rows[eager].as_leaves}
-        self.given: dict[Name, jax.Array | Callable[[], jax.Array]] = {}
+        self.inputs: dict[Name, jax.Array | Callable[[], jax.Array]] = {}
         self._results: dict[Name, jax.ShapeDtypeStruct] = {}
         self._kinds: dict[int, Lowered | None] = {}
 
     def updated(self, label: str, number: int, x: jax.Array) -> None:
         """Adds a tensor of states or of their cotangents, which the call updates in place."""
-        self.given[(label, NO_KIND, number)] = x
+        self.inputs[(label, NO_KIND, number)] = x
         self.created(label, NO_KIND, number, x)
 
     def created(self, label: str, kind: int, number: int, like: jax.ShapeDtypeStruct | jax.Array) -> None:
@@ -56,11 +56,11 @@ class NativeCall:
         """Adds the program of kind `k` (`None` without vertices), and the static values and eager rows that it reads."""
         self._kinds[k] = lowered_kind
         rows = self.rows[k]
-        self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
+        self.inputs[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
         crossing = (x for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
-        self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
+        self.inputs |= {("crossing", k, c): x for c, x in enumerate(crossing)}
         if lowered_kind is not None:
-            self.given |= static_arrays(lowered_kind, part, k, statics)
+            self.inputs |= static_arrays(lowered_kind, part, k, statics)
 
     def forward_of(self, k: int, part: Split, statics: Arrays, eager: Arrays, save: bool) -> None:
         """Adds the forward of kind `k`, which creates what `saved_of` returns."""
@@ -82,11 +82,11 @@ class NativeCall:
         k, part, rows = kind.number, kind.part, kind.rows
         program = lowered(part, k, False, True, tuple(kind.reused.items()), tuple(kind.own.items())) if rows.size else None
         self.kind(program, k, part, statics, eager)
-        self.given |= {("kept", k, n): x for n, x in enumerate(kept)} | {("extra", k, n): x for n, x in enumerate(extras)}
+        self.inputs |= {("kept", k, n): x for n, x in enumerate(kept)} | {("extra", k, n): x for n, x in enumerate(extras)}
         for i in part.reverse.extra_cts:
             like = _shape(rows, part.recurrent.extra[i].aval, part.extra_domain[i] == EDGE, True)
             zero = functools.partial(jnp.zeros, like.shape, like.dtype)
-            self.given["extra_cotangent", k, i] = kind.extra_cts[i] if i in kind.extra_cts else zero
+            self.inputs["extra_cotangent", k, i] = kind.extra_cts[i] if i in kind.extra_cts else zero
         shapes = jax.eval_shape(lambda: empty_cuts(kind, self.batch.zeros))
         for v, x in zip(kind.stored, shapes, strict=True):
             self.created(*_name_of_cut(kind, v), x)
@@ -102,11 +102,11 @@ class NativeCall:
             return {}
         used: dict[Name, None] = {}
         self._words(lambda name: used.setdefault(name, None) or 0)
-        names = [name for name in self.given if name in self._results or name in used]
+        names = [name for name in self.inputs if name in self._results or name in used]
         results = list(self._results)
         place = {name: i for i, name in enumerate(names)} | {name: len(names) + i for i, name in enumerate(results)}
         words = np.array(self._words(lambda name: place[name]), np.int32)
-        arrays = [x() if callable(x) else x for x in (self.given[name] for name in names)]
+        arrays = [x() if callable(x) else x for x in (self.inputs[name] for name in names)]
         arrays = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in arrays]  # as the library has booleans
         aliases = {1 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
         shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
@@ -121,7 +121,7 @@ class NativeCall:
         leaves = [k for k in self._kinds if k >= len(shape.kinds)]
         if self.eager is not None:
             places |= {"leaf_count": slots["inner_count"][0] + self.eager, "leaf_row": -1}
-        states = [name for name in self._results if name[0] == "state" and name not in self.given]
+        states = [name for name in self._results if name[0] == "state" and name not in self.inputs]
         words = [int(self.backward), inner, len(shape.classes), shape.arity, int(shape.forest), *places.values()]
         words += [shape.tasks, shape.rows, len(leaves), len(states), *map(number, states)]
         at = edge_at = 0

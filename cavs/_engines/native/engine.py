@@ -186,7 +186,7 @@ def _rounds_back(
     del tasks
     call = NativeCall(batch, backward=True)
     for i, x in enumerate(saved.states):
-        call.given[("state", NO_KIND, i)] = x
+        call.inputs[("state", NO_KIND, i)] = x
     for i, x in g.items():
         call.updated("cotangent", i, x)
     for kind in loop.kinds:

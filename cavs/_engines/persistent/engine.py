@@ -170,7 +170,7 @@ def _of_no_rows(batch: Batch, k: int, save: bool) -> tuple[Arrays, Arrays]:
 class Launched(NamedTuple):
     """A launch that has run: what it computed, the tensors that it wrote, and the flag of `kernels.persistent.launches`."""
 
-    made: Recurrence
+    recurrence: Recurrence
     out: dict[Tensor, jax.Array]
     lost: jax.Array
 
@@ -246,7 +246,7 @@ def _gradients(
         memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
         copies, cuts = _copies(batch, k, saved, cuts)
         exponents = _exponents(batch, part, saved)
-        return lazy_gradients(part, lazy_rows, span, memory, cuts, given=operands, exponents=exponents, copies=copies)
+        return lazy_gradients(part, lazy_rows, span, memory, cuts, known=operands, exponents=exponents, copies=copies)
 
     def eager(cuts: Env) -> tuple[PyTree, ...]:
         return saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts))
@@ -306,7 +306,7 @@ def cotangents_at_leaves(
     """Returns the cotangents of the states at leaves: what pushes contribute, and what the launch wrote for them."""
     sched, pushed, g_row = batch.sched, cotangents.states, cotangents.row
     leaves, out = sched.shape.pad + sum(sched.shape.leaves), launched.out
-    up = parents(sched, batch.rows[k], launched.made.arity, 0, leaves)
+    up = parents(sched, batch.rows[k], launched.recurrence.arity, 0, leaves)
     g: dict[int, jax.Array] = {}
     for i, state in enumerate(saved.states):
         if not is_float(state):

@@ -89,7 +89,7 @@ class LaunchMark(Rules):
     """The rules of an identity that says which launch computed its operand."""
 
     job: Job  # what the launch is a part of
-    made: Recurrence  # the direction that it runs
+    recurrence: Recurrence  # the direction that it runs
 
 
 def marked(flag: jax.Array, job: Job, recurrence: Recurrence) -> jax.Array:
@@ -103,7 +103,7 @@ def marked(flag: jax.Array, job: Job, recurrence: Recurrence) -> jax.Array:
         lambda primals, tangents: pushed(same, primals, tangents),
         lambda over, dims, operands: over(same, tuple(dims))(*operands),
         job=job,
-        made=recurrence,
+        recurrence=recurrence,
     )
     return call(rules, flag)[0]
 

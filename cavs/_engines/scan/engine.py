@@ -40,7 +40,7 @@ class _ForwardKind(NamedTuple):
     stored: list[tuple[Any, ...]]  # joint variables of each tensor: what is kept, then what the lazy part reads
     level: list[Domain]  # of each
     over: dict[int, Any]  # of some of these, the eager rows that they overwrite
-    given: dict[Any, jax.Array]  # such rows
+    overwritten: dict[Any, jax.Array]  # these rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Scan(Engine):
         kinds = [_kind(part, rows, static, eager_rows, save) for part, rows, static, eager_rows in per_kind]
         # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know
         # which row of the eager part's results is read here.
-        eager_results = [x for kind in kinds for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
+        eager_results = [x for kind in kinds for x in (*kind.crossing, *kind.overwritten.values()) if not isinstance(x, Pulled)]
         zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in eager_results], start=500)
         tensors = [
             [
-                together([k.given[k.over[n]]], place_aval(place).shape)
+                together([k.overwritten[k.over[n]]], place_aval(place).shape)
                 if n in k.over
                 else k.rows.tensor(zeros, place_aval(place), lv == EDGE)
                 for n, (place, lv) in enumerate(zip(k.stored, k.level, strict=True))
@@ -183,9 +183,9 @@ def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], 
     places = overwritten_rows(part.joint, eager_rows) if part.forward.together is not None else {}
     over = {n: places[place] for n, place in enumerate(stored) if place in places}
     evaluate(needed(part.joint.program.eqns, list(over.values()), set(eager_rows))[0], eager_rows, domain)
-    given = {v: eager_rows[v] for v in over.values()}
+    overwritten = {v: eager_rows[v] for v in over.values()}
     targets = [*part.forward.states, *(v for place in stored for v in place)]
-    eqns, _ = needed(part.joint.program.eqns, targets, set(given))
+    eqns, _ = needed(part.joint.program.eqns, targets, set(overwritten))
     return _ForwardKind(
         part=part,
         rows=rows,
@@ -193,11 +193,11 @@ def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], 
         crossing=crossed,
         turned=turned_weights(part.joint.program.eqns, domain, env),
         eqns=eqns,
-        wanted=reads(eqns, targets) - given.keys(),
+        wanted=reads(eqns, targets) - overwritten.keys(),
         stored=stored,
         level=[*(EDGE if domain[v] == EDGE else ROW for v, *_ in keep), *part.extra_domain],
         over=over,
-        given=given,
+        overwritten=overwritten,
     )
 
 
