@@ -280,6 +280,19 @@ def test_gradients_of_narrow_parameters_add_up_over_many_levels(lazy: bool) -> N
     np.testing.assert_allclose(np.float32(got), 600, rtol=0.01)
 
 
+def test_values_of_a_pad_have_gradients() -> None:
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(jax.lax.pad(v.pull() + v.gather(0), p, [(-1, 2, 0)])[1:])
+        v.scatter(h)
+        v.push(h)
+
+    F, graphs = cavs.VertexFunction(fn, state=(3,), arity=1), cavs.from_lengths([4, 1])
+    sched, x = cavs.schedule(graphs), jnp.sin(jnp.arange(15.0)).reshape(5, 3)
+    got = jax.grad(lambda p, x: (cavs.run(F, p, sched, x) ** 2).sum(), (0, 1))(jnp.asarray(0.5), x)
+    want = jax.grad(lambda p, x: (cavs.interpret(F, p, graphs, x) ** 2).sum(), (0, 1))(jnp.asarray(0.5), x)
+    assert_close(got, want, 1e-12)
+
+
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.int32, bool])
 def test_scores_of_a_softmax_may_be_integers(dtype: Any) -> None:
     def fn(params: Any, v: Any) -> None:

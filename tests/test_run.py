@@ -182,6 +182,26 @@ def test_no_tracer_is_left(name: str) -> None:
         jitted(name).trace(*arguments, BATCHES[batch].num_vertices)
 
 
+def test_no_tracer_is_left_by_derivatives() -> None:
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        branch = jax.lax.cond(v.num_children() > 1, lambda: p[0], lambda: v.gather(0))
+        h = jnp.tanh(v.pull() + branch + v.gather_all(lambda s: s @ p, reduce="max"))
+        v.scatter(h)
+        v.push(h)
+
+    def loss(p: Any, batch: Any) -> jax.Array:
+        return cavs.run(F, p, *batch, engine="scan").sum()
+
+    F, p = cavs.VertexFunction(fn, state=(H,), arity=5), jnp.eye(H)
+    schedule = cavs.schedule(GRAPHS["trees"])
+    batch = schedule, schedule.pad(np.ones((GRAPHS["trees"].num_vertices, H)))
+    parts = [jax.tree.map(lambda x: jnp.stack([x, x]), batch)]
+    jax.clear_caches()
+    with jax.checking_leaks():
+        jax.jit(lambda p: jax.jvp(lambda p: loss(p, batch), (p,), (p,)))(p)
+        jax.jit(jax.grad(cavs.memory.sub_batched(loss))).trace(p, parts)
+
+
 def test_ranks_are_never_promoted_silently() -> None:
     """As projects demand that set `jax_numpy_rank_promotion`, which holds inside of `run`, too."""
 
@@ -232,6 +252,12 @@ def test_dtypes_are_promoted_inside_of_cavs_alone(dtype: Any) -> None:
             got = jax.value_and_grad(loss)(p, reduce)
             jax.jvp(jax.grad(lambda p: loss(p, reduce)), (p,), (p,))  # noqa: B023
         assert_close(got, jax.value_and_grad(loss)(p, reduce), 0)
+    several = {"w": p.astype(jnp.float16), "u": p.astype(jnp.bfloat16)}
+    casting = cavs.VertexFunction(
+        lambda p, v: fn(p["w"].astype(dtype) + p["u"].astype(dtype), v), state=jax.ShapeDtypeStruct((H,), dtype), arity=5
+    )
+    with jax.numpy_dtype_promotion("strict"):
+        assert_close(cavs.run(casting, several, sched, x), cavs.run(F, 2 * p, sched, x), 1e-12)
     mixing = cavs.VertexFunction(lambda p, v: v.push(p[0] * np.ones(H, np.float16)), state=(H,))
     with jax.numpy_dtype_promotion("strict"), pytest.raises(ValueError, match="strict"):
         cavs.run(mixing, p, sched, x)

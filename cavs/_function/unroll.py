@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from cavs._function.children import has_children_in
 from cavs._function.domains import STATIC, Domains, domain_of, domains
@@ -76,8 +78,10 @@ def unrolled(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _needs_unrolling(eqn: Eqn) -> bool:
-    """Returns whether an equation is a loop, a condition or the like that calls `gather_all`."""
+    """Returns whether an equation is a loop, a condition or the like that calls `gather_all`; or pads with a computed value."""
     inside = bodies_in(eqn)
+    if eqn.primitive.name == "pad":
+        return is_var(eqn.invars[1]) and is_float(eqn.invars[1])
     if eqn.primitive.name in PLAIN:
         return any(_needs_unrolling(e) for body in inside for e in body.eqns)
     return any(map(has_children_in, inside))
@@ -90,11 +94,20 @@ def _results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:
         return bind(eqn, operands)
     if name in PLAIN:
         return run_jaxpr(*body_of(eqn), operands, _results)
+    if name == "pad":
+        return _padded(eqn, *operands)
     if name == "scan":
         return _scan(eqn, operands)
     if name == "cond":
         return run_every_branch(eqn, operands, _results)
     raise TypeError(MSG_CONTROL.format(name=name, where=line_of(eqn)))
+
+
+def _padded(eqn: Eqn, x: jax.Array, value: jax.Array) -> list[jax.Array]:
+    """Pads with a computed value, by which JAX (0.10, 0.11) cannot differentiate alone."""
+    config = eqn.params["padding_config"]
+    inside = lax.pad(jnp.ones(x.shape, bool), np.zeros((), bool), config)
+    return [jnp.where(inside, lax.pad(x, np.zeros((), x.dtype), config), value)]
 
 
 def _scan(eqn: Eqn, values: list[jax.Array]) -> list[jax.Array]:

@@ -15,6 +15,7 @@ from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.memo import MEMO
+from cavs._jaxpr.settings import promoting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +142,7 @@ class VertexFunction(Generic[Pushed]):
         floats: list[jnp.dtype] = []
         for tree in (params, inputs):
             floats = floats or [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-        dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
+        dtype = promoting(jnp.result_type)(*floats) if floats else jnp.result_type(float)
         shaped = [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
         return [a if key_impl(a) else a.update(dtype=jax.dtypes.canonicalize_dtype(a.dtype)) for a in shaped]
 

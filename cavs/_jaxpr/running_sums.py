@@ -12,7 +12,7 @@ from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import alive, run_equations, value_of
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var, opened
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var, opened, without_constants
 from cavs._jaxpr.ruled import replaceable
 
 _LARGE = 1 << 16  # bytes of a result whose terms are added one by one
@@ -23,21 +23,22 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
 
     It may be differentiated.
     """
-    jaxpr, consts = opened(closed)
+    without, consts = without_constants(closed)
+    jaxpr, _ = opened(without)
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns, ("call_with_rules", "custom_vmap_call"))
     summed, others = outs[: len(totals)], outs[len(totals) :]
     terms = _terms(eqns, outs)[: len(totals)]
     order = alive(eqns, [x for addends in terms for x in addends] + others)
 
-    def plain(consts: Sequence[Any], args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+    def plain(args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        env = dict(zip(jaxpr.invars, args, strict=True))
         run_equations(jaxpr.eqns, env)
         results = [value_of(x, env) for x in jaxpr.outvars]
         return [x + y for x, y in zip(totals, results, strict=False)], results[len(totals) :]
 
-    def by_terms(consts: Sequence[Any], args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+    def by_terms(args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        env = dict(zip(jaxpr.invars, args, strict=True))
         sums = [x if addends else x + value_of(y, env) for x, y, addends in zip(totals, summed, terms, strict=True)]
         begun: set[int] = set()
         for eqn in order:
@@ -47,7 +48,7 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
                 begun.add(i)
         return sums, [value_of(x, env) for x in others]
 
-    return replaceable(by_terms, plain)(consts, list(args), list(totals))
+    return replaceable(by_terms, plain)([*consts, *args], list(totals))
 
 
 def _terms(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[list[Var]]:

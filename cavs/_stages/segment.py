@@ -1,5 +1,6 @@
 """The derivative of a part of F that runs in one batch. It keeps a minimum cut of what the forward computes."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Part(NamedTuple):
-    """A part of F with its derivative, traced. It has no arrays, except constants."""
+    """A part of F with its derivative, traced."""
 
     derivative: Derivative  # both as one program
     places: list[int]  # the arguments that are differentiated
@@ -37,6 +38,10 @@ class _Part(NamedTuple):
     cut: list[Var]  # what the forward stores for the backward
     alive: list[Var]  # which arguments and constants the backward reads besides
     again: bool  # whether what was gathered is gathered again, rather than alive from the forward to the backward
+
+    def without_arrays(self) -> "_Part":
+        """Returns what the backward reads of it. It may be kept after the trace to which its constants belong."""
+        return self._replace(derivative=dataclasses.replace(self.derivative, consts={}))
 
     def float_results(self, cts: PyTree) -> list[jax.Array]:
         """Returns the cotangents of the results that are floats."""
@@ -76,7 +81,7 @@ def with_vjp(
     env = joint.consts | dict(zip(joint.invars, jax.tree.leaves(args), strict=True))
     run_equations(needed(joint.forward, [*joint.outs, *part.cut], set(env))[0], env)
     saved = [env[v] for v in part.cut], [env[v] for v in part.alive]
-    transpose = jax.tree_util.Partial(functools.partial(_pull_back, part), *saved)
+    transpose = jax.tree_util.Partial(functools.partial(_pull_back, part.without_arrays()), *saved)
     return part.out_tree.unflatten([value_of(x, env) for x in joint.outs]), [transpose]
 
 
@@ -121,7 +126,7 @@ def with_vjp_in_blocks(
     outs = [joined(x)[:rows] for x in outs]
     alive = [v for v in (*part.cut, *part.alive) if v not in inside]
     part = part._replace(cut=cut, alive=[*alive, block], again=False)
-    transpose = functools.partial(_pull_back_in_blocks, part, len(invars), rows)
+    transpose = functools.partial(_pull_back_in_blocks, part.without_arrays(), len(invars), rows)
     return part.out_tree.unflatten(outs), [jax.tree_util.Partial(transpose, kept, [env[v] for v in alive], blocks)]
 
 
