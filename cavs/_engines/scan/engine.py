@@ -153,16 +153,16 @@ def _computed(
     segments: jax.Array | None,
     fusion: bool,
     before: Env,
-    count: dict[Domain, jax.Array] | None,
+    count: dict[Domain, jax.Array],
 ) -> tuple[Arrays, Arrays]:
     """Returns the states of the vertices of a span, and the values that are stored.
 
-    `before`: eager rows of the span. `count`: how many of its rows, and of its edges, are not arbitrary; `None` for all.
+    `before`: eager rows of the span. `count`: how many of its rows, and of its edges, are the task's; others are arbitrary.
     """
     part, level = kind.part, kind.part.joint.domain
     read = barred(entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | before)
     real = None
-    if count is not None and not all(map(may_repeat, kind.eqns)):  # loops may never end for arbitrary rows
+    if not all(map(may_repeat, kind.eqns)):  # loops may never end for arbitrary rows
         real = count[ROW]
         read = {v: repeated(x, jnp.arange(x.shape[0]) < count[level[v]]) for v, x in read.items()}
     env = kind.fixed | read
