@@ -17,7 +17,7 @@ from cavs import vertex_programs as vp
 from cavs._engines.persistent import chip, launch_calls, lower
 from cavs._engines.persistent.launch_calls import Half, LaunchRules
 from cavs._jaxpr.equations import bind
-from cavs._jaxpr.jaxprs import CALLS, body_of, every, is_var
+from cavs._jaxpr.jaxprs import CALLS, all_equations, body_of, is_var
 from cavs._jaxpr.ruled import call, pushed, ruled_p
 from cavs._step.concurrent_jit import (
     in_turn,
@@ -184,7 +184,7 @@ def halves_in(fun: Callable[..., Any], *args: Any) -> list[Half | None]:
 
 def kernels_in(jaxpr: Any) -> Iterator[Any]:
     """Yields the name and the number of thread blocks of each kernel."""
-    for eqn in every(jaxpr.eqns):
+    for eqn in all_equations(jaxpr.eqns):
         if "meshes" in eqn.params:
             yield eqn.params["name"], math.prod(math.prod(m.grid) * math.prod(m.cluster) for m in eqn.params["meshes"])
 
@@ -343,7 +343,7 @@ def test_a_launch_is_neither_batched_nor_differentiated(monkeypatch: pytest.Monk
     monkeypatch.setattr(Target, "here", lambda: H200)
     step, params = bilstm(64)
     jaxpr: Any = jax.make_jaxpr(step)(params).jaxpr
-    eqns = [e for e in every(jaxpr.eqns) if e.primitive is ruled_p and isinstance(e.params["rules"], LaunchRules)]
+    eqns = [e for e in all_equations(jaxpr.eqns) if e.primitive is ruled_p and isinstance(e.params["rules"], LaunchRules)]
     assert len(eqns) == 4
     for eqn in eqns:
         args = [jnp.zeros(x.aval.shape, x.aval.dtype) for x in eqn.invars]

@@ -152,7 +152,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
 
 
 def _check(function: str, fun: Any, loader: Any) -> None:
-    """Raises `TypeError` if `fun` or `loader` is another argument of `function`, `ValueError` if a part of an epoch is left."""
+    """Raises `TypeError` if `fun` or `loader` is something else, and `ValueError` if the loader is within an epoch."""
     if not isinstance(loader, Loader):
         raise TypeError(
             f"{function}: loader: got a {type(loader).__name__}; expected a cavs.data.Loader. Write {function}(fun, params, "
@@ -161,7 +161,7 @@ def _check(function: str, fun: Any, loader: Any) -> None:
     if loader._restored and loader.batch:
         raise ValueError(
             f"{function}: loader: got one that was restored to batch {loader.batch} of an epoch, whose rest is not all data; "
-            "expected one at the begin of an epoch. Write cavs.data.Loader(graphs, 64, shuffle=False)."
+            "expected one at the beginning of an epoch. Write cavs.data.Loader(graphs, 64, shuffle=False)."
         )
     check_takes(f"{function}: fun", fun, "params", "batch", write=f"{function}(fun, params, loader)")
 

@@ -35,7 +35,7 @@ except ImportError:  # on Windows, where folders are not locked
 FACTS, HISTORY, LAST, BEFORE, BEST = "model.json", "history.json", "last.npz", "last-before.npz", "best.npz"
 ABOUT = "[1]"  # the array of a checkpoint with its JSON
 FORMAT = 3  # of FACTS
-OWN = ("format", "run", "files", "sha256")  # what FACTS has besides the facts of the user
+RESERVED = ("format", "run", "files", "sha256")  # names in FACTS that are no facts of the user
 # The errors of file systems without locks, where folders are not locked either.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -100,13 +100,13 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
 def checked_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts of the user as JSON has them: the keys of dicts are texts.
 
-    Raises `TypeError` or `ValueError`, which name `Keeper`, if JSON cannot store them, or they have a name of `OWN`.
+    Raises `TypeError` or `ValueError`, which name `Keeper`, if JSON cannot store them, or they have a name in `RESERVED`.
     """
     if not isinstance(facts, Mapping):
         raise TypeError(f"Keeper: facts: got a {type(facts).__name__}; expected a dict.")
-    if taken := [name for name in OWN if name in facts]:
+    if taken := [name for name in RESERVED if name in facts]:
         raise ValueError(
-            f"Keeper: facts: got {taken[0]!r}; expected other names than {', '.join(OWN)}, which {FACTS} has already."
+            f"Keeper: facts: got {taken[0]!r}; expected other names than {', '.join(RESERVED)}, which {FACTS} has already."
         )
     try:
         return json.loads(json.dumps(dict(facts)))

@@ -89,7 +89,7 @@ def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, 
 
 
 def _named_inputs(graphs: Graphs, function: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The words of the vertices, and their names. Raises `ValueError` if the graphs have none."""
+    """Returns the words of the vertices, and their names. Raises `ValueError` if the graphs have none."""
     if graphs.vocab is None or graphs.input_id is None:
         raise ValueError(
             f"{function}: graphs: got graphs without words; expected vocab and input_id, as cavs.read returns them for texts. "

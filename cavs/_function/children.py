@@ -23,7 +23,7 @@ from jax.extend import core as jex
 from jax.interpreters import ad, batching
 from jax.typing import ArrayLike
 
-from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, every, is_var
+from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, all_equations, is_var
 from cavs._jaxpr.source_lines import line_of
 
 enter_p = jex.Primitive("enter_gather_all")
@@ -99,7 +99,7 @@ batching.primitive_batchers[unstack_p] = _unstack_batched
 
 def has_children_in(jaxpr: Jaxpr) -> bool:
     """Returns whether a jaxpr calls `gather_all`, itself or in a jaxpr inside it."""
-    return any(e.primitive in ALL for e in every(jaxpr.eqns))
+    return any(e.primitive in ALL for e in all_equations(jaxpr.eqns))
 
 
 MSG_ESCAPED = (

@@ -14,7 +14,7 @@ from cavs._function.raw_keys import key_impl
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.equations import Program, bind
-from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, every, opened
+from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, all_equations, opened
 from cavs._jaxpr.source_lines import line_of, line_of_error, raised_by_jax
 
 # What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
@@ -171,7 +171,7 @@ def _draws_from_first_key(eqn: Eqn, least: int = _VERTICES) -> str | None:
 
     `least`: the size of the batch at least, 0 for one key.
     """
-    keys = ((e.primitive.name, x.aval) for e in every([eqn]) for x in e.invars if max(x.aval.shape, default=0) >= least)
+    keys = ((e.primitive.name, x.aval) for e in all_equations([eqn]) for x in e.invars if max(x.aval.shape, default=0) >= least)
     return next((impl for name, x in keys if (impl := key_impl(x)) and name in _OF_FIRST_KEY.get(impl, ())), None)
 
 

@@ -16,7 +16,7 @@ from cavs._function.unroll import traced_vjp
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import Program, bind, depends, is_float, run_equations, values
 from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Eqn, Jaxpr, Var, body_of, every, is_var, opened, scan_parts
+from cavs._jaxpr.jaxprs import Eqn, Jaxpr, Var, all_equations, body_of, is_var, opened, scan_parts
 from cavs._jaxpr.linear import CALLED, is_linear
 
 _WITH_RULE = ("custom_vjp_call", "custom_jvp_call")
@@ -24,7 +24,7 @@ _WITH_RULE = ("custom_vjp_call", "custom_jvp_call")
 
 def has_rule(eqn: Eqn) -> bool:
     """Returns whether an equation is, or contains, a call of a function with a derivative rule of its own."""
-    return any(e.primitive.name in _WITH_RULE for e in every([eqn]))
+    return any(e.primitive.name in _WITH_RULE for e in all_equations([eqn]))
 
 
 def may_sum_first(eqn: Eqn) -> bool:

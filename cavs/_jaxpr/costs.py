@@ -4,7 +4,7 @@ import math
 
 import jax
 
-from cavs._jaxpr.jaxprs import Atom, Eqn, bodies_in, every
+from cavs._jaxpr.jaxprs import Atom, Eqn, all_equations, bodies_in
 
 REDUCTIONS = {
     "argmax", "argmin", "reduce", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum",
@@ -56,7 +56,7 @@ def on_host(x: Atom) -> bool:
 
 def is_costly(eqn: Eqn) -> bool:
     """Returns whether the result of an equation is stored rather than computed twice, unless a budget asks for it."""
-    return any(e.primitive.name in _COSTLY or e.primitive.name in _LINEAR_ALGEBRA or e.effects for e in every([eqn]))
+    return any(e.primitive.name in _COSTLY or e.primitive.name in _LINEAR_ALGEBRA or e.effects for e in all_equations([eqn]))
 
 
 def is_costly_in_f(eqn: Eqn) -> bool:
@@ -66,12 +66,12 @@ def is_costly_in_f(eqn: Eqn) -> bool:
 
 def is_heavy(eqn: Eqn) -> bool:
     """Returns whether an equation is, or contains, a product: the others are fused with their neighbours."""
-    return any(e.primitive.name in _PRODUCTS for e in every([eqn]))
+    return any(e.primitive.name in _PRODUCTS for e in all_equations([eqn]))
 
 
 def may_repeat(eqn: Eqn) -> bool:
     """Returns whether an equation can be run twice at all: not if it has side effects or an unknown number of steps."""
-    return not any(e.effects or e.primitive.name == "while" for e in every([eqn]))
+    return not any(e.effects or e.primitive.name == "while" for e in all_equations([eqn]))
 
 
 def flops_of(eqn: Eqn) -> float:

@@ -36,12 +36,12 @@ def reverse_differentiable(
 
     Args:
         primal: the function of positional arguments, pytrees of arrays. Like the others, it closes over no tracers.
-        forward: `forward(varied, *args) -> (results, pull)`; `varied` are the arguments with bools as leaves. As of `jax.vjp`,
-            `pull` is a pytree (a `jax.tree_util.Partial`), and maps cotangents of results to cotangents of args, with `None`
-            for what is not differentiated.
+        forward: `forward(varied, *args) -> (results, pull)`; `varied` are the arguments with bools as leaves. As with
+            `jax.vjp`, `pull` is a pytree (a `jax.tree_util.Partial`) that maps cotangents of results to cotangents of args,
+            with `None` for what is not differentiated.
         name: of the function, for errors.
-        once: whether JAX cannot differentiate these in reverse mode, as for loops of unknown length. The error then says what
-            to write.
+        once: whether JAX cannot differentiate these functions in reverse mode, as for loops of unknown length. The error then
+            says what to write.
     """
 
     def seal(tree: PyTree) -> PyTree:

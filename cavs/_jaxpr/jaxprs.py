@@ -34,12 +34,12 @@ def bodies_in(eqn: Eqn) -> list[Jaxpr]:
     return cast(list[Jaxpr], list(jex.jaxprs_in_params(eqn.params)))
 
 
-def every(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
+def all_equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
     """Yields equations, each followed by those in the jaxprs in its parameters, and in jaxprs inside these."""
     for eqn in eqns:
         yield eqn
         for body in bodies_in(eqn):
-            yield from every(body.eqns)
+            yield from all_equations(body.eqns)
 
 
 def opened(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:

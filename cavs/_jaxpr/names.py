@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cavs._jaxpr.equations import without
-from cavs._jaxpr.jaxprs import Atom, Eqn, Var, every, is_var
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, all_equations, is_var
 
 WAYS = ("keep", "recompute", "offload")
 Names = tuple[tuple[str, str], ...]  # (name, one of `WAYS`)
@@ -47,7 +47,7 @@ def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn],
 
 def names_in(eqns: Iterable[Eqn]) -> set[str]:
     """Returns the names of values in equations, and in those inside them."""
-    return {e.params["name"] for e in every(eqns) if e.primitive.name == "name"} - {WHOLE_BATCH}
+    return {e.params["name"] for e in all_equations(eqns) if e.primitive.name == "name"} - {WHOLE_BATCH}
 
 
 def chosen(named: Mapping[str, Collection[Var]], names: Names, way: str) -> set[Var]:

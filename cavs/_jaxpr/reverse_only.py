@@ -13,7 +13,7 @@ from jax.core import ShapedArray
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from cavs._jaxpr.jaxprs import Jaxpr, every
+from cavs._jaxpr.jaxprs import Jaxpr, all_equations
 from cavs._jaxpr.ruled import Arrays, Tangents, mapping, pushed
 
 Cotangents: TypeAlias = list[jax.Array | None]  # `None` is zero
@@ -113,7 +113,7 @@ def forward_only(x: jax.Array, refusal: str) -> jax.Array:
 
 def refusal_in(jaxpr: Jaxpr) -> str | None:
     """Returns the text of a `forward_only` in a jaxpr, or in one inside it."""
-    return next((eqn.params["refusal"] for eqn in every(jaxpr.eqns) if eqn.primitive is forward_only_p), None)
+    return next((eqn.params["refusal"] for eqn in all_equations(jaxpr.eqns) if eqn.primitive is forward_only_p), None)
 
 
 def _refuse(*_: Any, refusal: str) -> NoReturn:

@@ -23,7 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, every, opened
+from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, all_equations, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._jaxpr.settings import always_compiled, promoting
 
@@ -54,7 +54,7 @@ R = TypeVar("R", bound=Rules)
 
 def rules_in(jaxpr: Jaxpr, kind: type[R]) -> Iterator[R]:
     """Yields the rules of one kind of all calls in a jaxpr, also in the bodies of its equations."""
-    calls = (eqn.params["rules"] for eqn in every(jaxpr.eqns) if eqn.primitive is ruled_p)
+    calls = (eqn.params["rules"] for eqn in all_equations(jaxpr.eqns) if eqn.primitive is ruled_p)
     return (rules for rules in calls if isinstance(rules, kind))
 
 

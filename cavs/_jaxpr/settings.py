@@ -1,4 +1,4 @@
-"""Decorators of functions inside which settings of JAX that are meant for what users write have no effect."""
+"""Decorators that switch off settings of JAX inside a function: they are meant for what users write."""
 
 import jax
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from cavs._jaxpr.equations import alive, bind, depends, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, every, is_var, opened
+from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, all_equations, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
 from cavs._jaxpr.settings import promoting
@@ -203,4 +203,4 @@ def _is_total(eqn: Eqn) -> bool:
 
 def _totals_in(eqn: Eqn) -> list[Eqn]:
     """Returns the totals in an equation that is a call, a loop or the like."""
-    return [e for e in every([eqn]) if _is_total(e) and e is not eqn]
+    return [e for e in all_equations([eqn]) if _is_total(e) and e is not eqn]

@@ -17,7 +17,7 @@ from cavs._engines.choose import EngineError
 from cavs._function.keep_options import MemoryOptions
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.jaxprs import Jaxpr, every
+from cavs._jaxpr.jaxprs import Jaxpr, all_equations
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
@@ -223,7 +223,7 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
     jax.block_until_ready(compiled(values(batch.params), at_once, in_two))
     jax.effects_barrier()
     whole, in_parts = losses[1], losses[2]
-    made = [v.aval for e in every(cast(Jaxpr, traced.jaxpr.jaxpr).eqns) for v in e.outvars]
+    made = [v.aval for e in all_equations(cast(Jaxpr, traced.jaxpr.jaxpr).eqns) for v in e.outvars]
     floats = {x.dtype for x in made if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)}
     tolerance = max(least, _ROUNDINGS * max((float(jnp.finfo(dtype).eps) for dtype in floats), default=0.0))
     noun = batch.data.noun

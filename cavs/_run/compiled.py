@@ -111,7 +111,7 @@ def _forward(sweep: Sweep, by: Sweep, local: bool) -> Callable[..., PyTree]:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Argument:
-    """An argument of a pass, by its place, among what the pass saved. As a result it would be a copy."""
+    """Stands for an argument of a pass, by its place, among what the pass saved. XLA would copy an argument to return it."""
 
     place: int
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cavs._engines.persistent.launch_calls import Half, LaunchRules
-from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, body_of, every, is_var
+from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, all_equations, body_of, is_var
 from cavs._jaxpr.ruled import ruled_p
 from cavs.kernels import begin_p
 
@@ -67,4 +67,4 @@ def rules_of(eqn: Eqn) -> LaunchRules | None:
 
 def has_launches(eqns: Sequence[Eqn]) -> bool:
     """Returns whether one of the equations is, or contains, a launch."""
-    return any(e.primitive is begin_p for e in every(eqns))
+    return any(e.primitive is begin_p for e in all_equations(eqns))
