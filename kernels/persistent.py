@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from cavs.kernels._body.device import device_of
 from cavs.kernels._body.kernel import run as run_levels
 from cavs.kernels._body.launch import Buffers, Launch
 from cavs.kernels._body.narrow import Narrow
@@ -101,7 +102,9 @@ def _launch(
     counted = jax.new_ref(counters)
     fresh = {name: out for name, out in outputs.items() if name not in held}
     out_type = [jax.ShapeDtypeStruct((out.rows, out.width), out.dtype) for out in fresh.values()]
-    names = _Names(list(arrays.tensors), len(packed), list(held), list(fresh), integer_places, constant_places, arrays.replaced)
+    names = _Names(
+        list(arrays.tensors), bool(packed), list(held), list(fresh), integer_places, constant_places, arrays.replaced
+    )
     scratch = _scratch_memory(config, layout)
 
     def body(*refs: Ref) -> None:
@@ -135,16 +138,12 @@ def _scratch_outputs(program: LevelProgram, arrays: Arrays) -> dict[Tensor, Outp
 def _packed_weights(
     program: LevelProgram, config: LaunchConfig, layout: Layout, weights: Weights, constants: Mapping[Tensor, jax.Array]
 ) -> list[jax.Array]:
-    """The kernel's operands for the weights: the matrices if it packs them itself, otherwise the packed words."""
+    """The kernel's operand for the weights, packed in the order in which products read them; none without products."""
     given = [weights[p.variable] for p in layout.packed]
     if config.wide:
         return [pack_ring(layout.packed, given, program.unit, config.hb, config.precision)]
-    if config.resident or not given:
-        return given
-    from cavs.kernels._mosaic.weights import pack_weights
-
     inverses = [constants[program.scales[p.variable]] if p.variable in program.scales else None for p in layout.packed]
-    return [pack_weights(layout.packed, given, inverses, program.unit, config)]
+    return [device_of(config).pack_weights(layout.packed, given, inverses, program.unit, config)] if given else []
 
 
 def _scratch_memory(config: LaunchConfig, layout: Layout) -> dict[str, Any]:
@@ -178,7 +177,7 @@ class _Names:
     """The names of a kernel's references, in their order."""
 
     tensors: list[Tensor]
-    weights: int
+    weights: bool
     held: list[Tensor]  # tensors that are read and written
     fresh: list[Tensor]  # tensors that are written
     integers: Mapping[Index, tuple[int, int]]
@@ -191,7 +190,7 @@ class _Names:
 
         rest = iter(refs)
         tensors = {name: next(rest) for name in self.tensors}
-        weights = [next(rest) for _ in range(self.weights)]
+        weights = next(rest) if self.weights else None
         constants, integers = next(rest), next(rest)
         tensors |= {name: next(rest) for name in self.held}
         counters = next(rest)

@@ -21,7 +21,7 @@ from cavs.kernels._layout.pack import RING_ORDER, PackedWeight
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import stored_as
-from tests.packing import pack_weights
+from tests import packing
 
 _Read: TypeAlias = tuple[Ref, jax.Array]  # a tensor, and for each row of a tile which of its rows a product reads
 
@@ -48,18 +48,22 @@ def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, spins: int)
     del counters, slot, target, spins
 
 
-def copy_weights(
+def pack_weights(
     parts: Sequence[PackedWeight],
-    refs: Sequence[Ref],
-    inverses: Sequence[Ref | None],
-    cta: jax.Array,
-    target: Ref,
+    weights: Sequence[jax.Array],
+    inverses: Sequence[jax.Array | None],
     unit: int,
     config: LaunchConfig,
-) -> None:
-    """Packs the thread block's columns of all weights."""
-    weights = [ref[...] if one is None else ref[...] / one[0, 0] for ref, one in zip(refs, inverses, strict=True)]
-    target[...] = pack_weights(parts, weights, unit, config.hb, config.precision)[cta]
+) -> jax.Array:
+    """Packs the weights, divided by their inverses."""
+    scaled = [w if one is None else w / one for w, one in zip(weights, inverses, strict=True)]
+    return packing.pack_weights(parts, scaled, unit, config.hb, config.precision)
+
+
+def copy_weights(packed: Ref, cta: jax.Array, target: Ref, config: LaunchConfig) -> None:
+    """Copies the thread block's packed weights."""
+    del config
+    target[...] = packed[cta]
 
 
 def _numbers(tile: Tile) -> jax.Array:

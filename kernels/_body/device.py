@@ -1,7 +1,8 @@
 """The device operations of a kernel. `_mosaic.mosaic` implements them for Hopper; the tests do for Pallas' interpreter."""
 
+import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -28,16 +29,16 @@ class Device(Protocol):
 
     def group_barrier(self, counters: Ref, slot: jax.Array, target: jax.Array, spins: int) -> None: ...
 
-    def copy_weights(
+    def pack_weights(
         self,
         parts: Sequence[PackedWeight],
-        refs: Sequence[Ref],
-        inverses: Sequence[Ref | None],
-        cta: jax.Array,
-        target: Ref,
+        weights: Sequence[jax.Array],
+        inverses: Sequence[jax.Array | None],
         unit: int,
         config: LaunchConfig,
-    ) -> None: ...
+    ) -> jax.Array: ...
+
+    def copy_weights(self, packed: Ref, cta: jax.Array, target: Ref, config: LaunchConfig) -> None: ...
 
     def number(self, tile: Tile, index: Ref) -> jax.Array: ...
 
@@ -115,3 +116,8 @@ class Device(Protocol):
         ring: Ref,
         cta: jax.Array,
     ) -> None: ...
+
+
+def device_of(config: LaunchConfig) -> Device:
+    """Returns the module whose device operations a launch runs."""
+    return cast(Device, importlib.import_module(config.interpret or "cavs.kernels._mosaic.mosaic"))

@@ -63,10 +63,8 @@ def run(strategy: Strategy) -> None:
     launch = strategy.launch
     config, buffers = launch.config, launch.buffers
     if launch.layout.columns and config.resident:
-        assert buffers.resident is not None
-        unit, scales, packed = launch.program.unit, launch.program.scales, launch.layout.packed
-        inverses = [buffers.tensors[scales[part.variable]] if part.variable in scales else None for part in packed]
-        launch.device.copy_weights(packed, buffers.weights, inverses, launch.block, buffers.resident, unit, config)
+        assert buffers.weights is not None and buffers.resident is not None
+        launch.device.copy_weights(buffers.weights, launch.block, buffers.resident, config)
     _clear_padding(launch)
     launch.device.sync()
     strategy.begin()

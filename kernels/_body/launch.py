@@ -1,14 +1,12 @@
 """What a launch's kernel works on: its program, its buffers, and the place of a thread block in the grid."""
 
 import dataclasses
-import importlib
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs.kernels._body.device import Device
+from cavs.kernels._body.device import device_of
 from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.layout import Layout
 from cavs.kernels._program.arrays import Output, Ref
@@ -24,7 +22,7 @@ class Buffers:
         tensors: Tensors of rows in global memory, and constants.
         integers: Vectors of int32 in global memory.
         counters: One counter for each group, 128 bytes apart, after a flag that is set if a thread block gives up waiting.
-        weights: Matrices in global memory, which are copied to shared memory; or the packed weights alone, which stream.
+        weights: The packed weights, in global memory; `None` without products.
         sums: The products' partial sums, in shared memory; `None` without products.
         resident: The packed weights in shared memory; `None` if they stream.
         ring: The barriers in shared memory of `_mosaic.exchange` or `_mosaic.wide`; `None` if neither is used.
@@ -33,7 +31,7 @@ class Buffers:
     tensors: dict[Tensor, Ref]
     integers: dict[Index, Ref]
     counters: Ref
-    weights: list[Ref]
+    weights: Ref | None
     sums: Ref | None
     resident: Ref | None
     ring: Ref | None
@@ -57,7 +55,7 @@ class Launch:
     ):
         self.program, self.config, self.layout, self.buffers = program, config, layout, buffers
         self.outputs, self.reverse, self.shared = outputs, reverse, shared
-        self.device = cast(Device, importlib.import_module(config.interpret or "cavs.kernels._mosaic.mosaic"))
+        self.device = device_of(config)
         self.blocks = program.unit // config.hb  # of a group
         self.awaited = program.exchanged() if config.dataflow else set()
         # Read once: values that are read after a store are read again.

@@ -128,7 +128,7 @@ class Narrow:
         values.issue()
         if layout.specs:
             refs = [launch.buffers.tensors[source.tensor] for source in layout.sources]
-            weights = launch.buffers.weights[0] if self.weights is None else self.weights
+            weights = launch.buffers.weights if self.weights is None else self.weights
             assert launch.buffers.sums is not None
             launch.device.product(
                 tile, layout.specs, refs, rows, weights, launch.buffers.sums, launch.block, launch.buffers.counters, *self.ring

@@ -105,7 +105,7 @@ class Wide:
             [launch.buffers.tensors[source.tensor] for source in layout.sources],
             [launch.index(source.index) for source in layout.sources],
             [launch.scalar(source.base) for source in layout.sources],
-            launch.buffers.weights[0],
+            launch.buffers.weights,
             launch.buffers.sums,
             launch.buffers.ring,
             launch.block,

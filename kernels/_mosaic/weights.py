@@ -1,4 +1,4 @@
-"""Packs weights in the order in which `mma.sync` reads them, into shared or global memory."""
+"""Packs weights in the order in which `mma.sync` reads them, and copies them into shared memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, ptx, thread_index
-from cavs.kernels._mosaic.types import F32, I32, Address, Context, MemRef, Register, Scalar
+from cavs.kernels._mosaic.types import F32, I32, Context, GlobalAddress, MemRef, Register, Scalar
 from cavs.kernels._mosaic.value import as_index, binary, bitcast, int32, int64, load_element, scalar, select
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import PRECISIONS
@@ -38,7 +38,7 @@ def pack_weights(
     unit: int,
     config: LaunchConfig,
 ) -> jax.Array:
-    """Packs weights that stream: float32 of shape (thread blocks, words). XLA would transpose each in several passes.
+    """Packs weights: float32 of shape (thread blocks, words). XLA would transpose each in several passes.
 
     `inverses`: for each part `None`, or a vector of one power of two, by which the weight is divided.
     """
@@ -51,7 +51,7 @@ def pack_weights(
         def emit(ctx: Context, refs: list[MemRef], cta: Scalar, share: Scalar) -> None:
             *given, out = refs
             threads = Threads(scalar(share) * 128 + thread_index(), 128 * shares)
-            store = _stores("global", address(out, 1) + int64(scalar(cta)) * (4 * words))
+            store = _stores(address(out, 1) + int64(scalar(cta)) * (4 * words))
             _pack(parts, _paired(given, inverses), scalar(cta), store, unit, config, threads)
 
         emit(list(refs), lax.axis_index("block"), lax.axis_index("share"))
@@ -66,35 +66,28 @@ def pack_weights(
     )(*weights, *(x[None] for x in inverses if x is not None))
 
 
-def copy_weights(
-    parts: Sequence[PackedWeight],
-    refs: Sequence[Ref],
-    inverses: Sequence[Ref | None],
-    cta: jax.Array,
-    target: Ref,
-    unit: int,
-    config: LaunchConfig,
-) -> None:
-    """Copies the thread block's columns of every weight into shared memory.
+def copy_weights(packed: Ref, cta: jax.Array, target: Ref, config: LaunchConfig) -> None:
+    """Copies the thread block's packed weights into shared memory.
 
     Args:
-        parts: How each weight is packed.
-        refs: The weights in global memory, float32 matrices.
-        inverses: For each part `None`, or a power of two, (1, 1), by which the weight is divided.
+        packed: The result of `pack_weights`, in global memory.
         cta: An int32 scalar: the number of this thread block in its group.
-        target: The packed weights in shared memory, a vector of 32-bit words.
-        unit: The width of a unit vector in memory.
+        target: A vector of 32-bit words in shared memory.
         config: The layout on the chip.
     """
+    words = packed.shape[1]
 
-    given = [*refs, *(x for x in inverses if x is not None)]
+    @inline_mgpu(arg_types=(REF, SCALAR, REF))
+    def emit(ctx: Context, packed: MemRef, cta: Scalar, target: MemRef) -> None:
+        source, place = address(packed, 1) + int64(scalar(cta)) * (4 * words), address(target, 3)
+        loop = scf.ForOp(as_index(thread_index()), as_index(words // 4), as_index(128 * config.warpgroups))
+        with ir.InsertionPoint(loop.body):
+            at = int32(loop.induction_variable) * 16
+            ptx("cp.async.cg.shared.global [$0], [$1], 16;", [], place + at, source + int64(at))
+            scf.yield_([])
+        ptx("cp.async.wait_all;", [])
 
-    @inline_mgpu(arg_types=([REF] * len(given), SCALAR, REF))
-    def emit(ctx: Context, given: list[MemRef], cta: Scalar, target: MemRef) -> None:
-        threads, store = Threads(thread_index(), 128 * config.warpgroups), _stores("shared", address(target, 3))
-        _pack(parts, _paired(given, inverses), scalar(cta), store, unit, config, threads)
-
-    emit(given, cta, target)
+    emit(packed, cta, target)
 
 
 def _paired(given: Sequence[MemRef], inverses: Sequence[object]) -> list[tuple[MemRef, F32 | None]]:
@@ -134,13 +127,12 @@ def _pack(
             _copy_tiles(source, store, offset, whole, 1, 1, threads)
 
 
-def _stores(space: str, place: Address) -> Store:
-    """Returns how registers are stored after an address in "shared" or "global" memory."""
+def _stores(place: GlobalAddress) -> Store:
+    """Returns how registers are stored after an address."""
 
     def store(at: I32, offset: int, words: list[Register]) -> None:
         args = ", ".join(f"${i + 1}" for i in range(len(words)))
-        text = f"st.{space}.v{len(words)}.b32 [$0+{offset}], {{{args}}};"
-        ptx(text, [], place + (int64(at) if space == "global" else at), *words)
+        ptx(f"st.global.v{len(words)}.b32 [$0+{offset}], {{{args}}};", [], place + int64(at), *words)
 
     return store
 

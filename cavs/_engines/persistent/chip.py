@@ -158,7 +158,7 @@ def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None, 
     level = (3 * narrow + broad) / 4
     if config.resident or not shape:
         return level
-    # Weights that stream are packed before the launch, at 2 TB/s.
+    # Weights are packed before the launch, at 2 TB/s. Costs of resident weights were fitted when the launch packed them itself.
     packed = 3 * layout_of(program, config).words * 4 * (program.unit // config.hb)
     return level + packed / 2e6 / max(shape.levels, 1)
 
