@@ -98,15 +98,16 @@ class Wide:
         launch, layout = self.launch, self.launch.layout.phases[n]
         if not layout.specs:
             return
-        assert launch.buffers.sums is not None and launch.buffers.ring is not None
+        buffers = launch.buffers
+        assert buffers.weights is not None and buffers.sums is not None and buffers.ring is not None
         launch.device.wide_product(
             tile,
             layout.specs,
-            [launch.buffers.tensors[source.tensor] for source in layout.sources],
+            [buffers.tensors[source.tensor] for source in layout.sources],
             [launch.index(source.index) for source in layout.sources],
             [launch.scalar(source.base) for source in layout.sources],
-            launch.buffers.weights,
-            launch.buffers.sums,
-            launch.buffers.ring,
+            buffers.weights,
+            buffers.sums,
+            buffers.ring,
             launch.block,
         )
