@@ -305,6 +305,28 @@ def test_one_keeper_at_a_time_has_a_folder(tmp_path: Path) -> None:
     run(keep(tmp_path))
 
 
+def test_nothing_is_written_without_a_lock(tmp_path: Path) -> None:
+    """Two keepers that were used without `with` wrote over each other's files."""
+    keeper, message = keep(tmp_path), r"Keeper.{}: got a call outside of the keeper's `with` block, .* Write with cavs.data"
+    with pytest.raises(RuntimeError, match=message.format("restore")):
+        keeper.restore(start())
+    with keeper:
+        state = keeper.restore(start())
+    before = (tmp_path / "model.json").read_bytes()
+    for method, call in {"save": lambda: keeper.save(state), "score": lambda: keeper.score(state, {"loss": 1.0})}.items():
+        with pytest.raises(RuntimeError, match=message.format(method)):
+            call()
+    assert {x.name: x.read_bytes() for x in tmp_path.iterdir() if x.name != ".lock"} == {"model.json": before}
+
+
+@pytest.mark.parametrize("name", ["best.npz", "history.json", "last.npz"])
+def test_files_that_belong_to_no_run_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(cavs.data.KeeperError, match=f"got {name} without model.json; expected a new folder, or that of a run"):
+        run(keep(tmp_path))
+    assert (tmp_path / name).read_bytes() == b"mine" and not (tmp_path / "model.json").exists()
+
+
 def test_folders_that_are_created_together_differ(tmp_path: Path) -> None:
     names = [cavs.data.new_folder(tmp_path / "runs" / "t").name for _ in range(3)]
     assert names == ["t", "t-2", "t-3"]

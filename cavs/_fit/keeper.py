@@ -71,9 +71,9 @@ class Keeper:
     - `history.json`: the metrics of each evaluation;
     - `model.json`: the `facts`, and the identifier of the run, which its checkpoints also have.
 
-    Within the `with` block no other process can train in the folder, and Ctrl-C or SIGTERM stops the loop after the current
-    step and saves. A second one interrupts at once. If there are several processes, all of them call everything, and the first
-    one writes.
+    Within the `with` block, outside of which a keeper writes nothing, no other process can train in the folder, and Ctrl-C or
+    SIGTERM stops the loop after the current step and saves. A second one interrupts at once. If there are several processes,
+    all of them call everything, and the first one writes.
 
     Args:
         folder: the folder of the run, which is created.
@@ -142,7 +142,7 @@ class Keeper:
         self._seconds, self._saved = 0.0, 0.0
         self._begun: float | None = None
         self._run = ""
-        self._damaged = False
+        self._damaged = self._locked = False
         self._context = contextlib.ExitStack()
 
     def __enter__(self) -> "Keeper":
@@ -152,9 +152,11 @@ class Keeper:
                 stack.enter_context(locked(self.folder))
             stack.enter_context(signals_to(self._stop))
             self._context = stack.pop_all()
+        self._locked = True
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._locked = False
         self._context.close()
 
     def restore(self, state: PyTree) -> PyTree:
@@ -164,9 +166,13 @@ class Keeper:
             state: the initial state.
 
         Raises:
-            KeeperError: the files are damaged, of another run, or of another state or other batches.
+            KeeperError: the files are damaged, of another run or of none, or of another state or other batches.
+            RuntimeError: the `with` block has not begun, or has ended.
         """
+        self._check_locked("restore")
         exists = (self.folder / FACTS).exists()
+        if not exists and (others := [x for x in (LAST, BEFORE, BEST, HISTORY) if (self.folder / x).exists()]):
+            raise KeeperError(f"{self.folder}: got {others[0]} without {FACTS}; expected a new folder, or that of a run.")
         facts: dict[str, Any] = read_run(self.folder) if exists else {"run": uuid.uuid4().hex}
         prints = {path: fingerprint(path) for path in self._files}
         changed = [path for path, x in prints.items() if facts.get("files", {}).get(path, x) != x]
@@ -272,7 +278,11 @@ class Keeper:
 
         Returns:
             Whether the score is the highest so far.
+
+        Raises:
+            RuntimeError: the `with` block has not begun, or has ended.
         """
+        self._check_locked("score")
         self._collect()
         epochs, at_end = self._place()
         record: Evaluated = {
@@ -295,7 +305,8 @@ class Keeper:
         return is_best
 
     def save(self, state: PyTree) -> None:
-        """Saves the state and all that `restore` needs."""
+        """Saves the state and all that `restore` needs. Raises a `RuntimeError` outside of the `with` block."""
+        self._check_locked("save")
         self._collect()
         path, before = self.folder / LAST, self.folder / BEFORE
         if writes() and path.exists() and not self._damaged:
@@ -313,6 +324,13 @@ class Keeper:
         """
         in_step("best")
         return restore_best(self.folder, like)
+
+    def _check_locked(self, method: str) -> None:
+        if not self._locked:
+            raise RuntimeError(
+                f"Keeper.{method}: got a call outside of the keeper's `with` block, in which no other process trains in "
+                f"{self.folder}; expected it inside. Write with cavs.data.Keeper(...) as keeper: around the loop."
+            )
 
     def _write(self, name: str, tree: PyTree, *loaders: Loader) -> None:
         about = {"run": self._run, "versions": versions()}
