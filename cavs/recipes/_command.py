@@ -276,7 +276,7 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
         else:
             text = "".join(f"{line}\n" for line in lines)
             with written(args.out):
-                Path(args.out).write_text(text, encoding="utf-8")
+                cavs.data.write_text(text, args.out)
     return 0
 
 
