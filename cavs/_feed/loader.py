@@ -190,6 +190,7 @@ class Loader(Generic[Yielded]):
         shuffle: bool = True,
         **others: Any,
     ):
+        fields = tuple(fields) if isinstance(fields, Iterator) else fields  # read for each data set, and by copies
         self._arguments = {name: x for name, x in locals().items() if name not in ("self", "others")}
         refuse_others(others, inspect.signature(type(self)).parameters)
         if not isinstance(shuffle, bool):
