@@ -165,9 +165,46 @@ def test_metrics_are_numbers_of_python_numpy_and_jax(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "history.json").read_text())[0]["held_out"] == {"loss": 0.25}
 
 
+def test_metrics_of_some_steps_are_kept(tmp_path: Path) -> None:
+    """A step without a metric set its sum back to nothing."""
+    with keep(tmp_path, epochs=1) as keeper:
+        state, sums = keeper.restore(start()), iter([{"a": 1.0, "b": 2.0}, {"a": 1.0}, {"a": 1.0, "b": 2.0}])
+        for _ in keeper:
+            if keeper.add(state, next(sums)):
+                keeper.score(state, {"loss": 1.0})
+        assert keeper.history[0]["train"] == {"a": 3, "b": 4}
+
+
+def test_a_loader_that_was_read_before_begins_anew(tmp_path: Path) -> None:
+    """`next(iter(loader))` used up the first of three epochs."""
+    want = run(keep(tmp_path / "a"))
+    keeper = keep(tmp_path / "b")
+    next(iter(keeper._loader))
+    assert all(map(np.array_equal, run(keeper), want)) and len(keeper.history) == 3
+
+
+def test_an_epoch_without_an_evaluation_is_refused(tmp_path: Path) -> None:
+    """It was not saved either, and its metrics were added to those of the next."""
+    with (
+        keep(tmp_path) as keeper,
+        pytest.raises(
+            RuntimeError, match=r"got no evaluation after add had returned True; .*Write if keeper.add\(state, sums\)"
+        ),
+    ):
+        state = keeper.restore(start())
+        for batches in keeper:
+            state, sums = step(state, batches)
+            keeper.add(state, sums)
+
+
 @pytest.mark.parametrize(
     ("how", "error", "text"),
     [
+        (
+            {"loader": cavs.data.Loader(GRAPHS, iter([[0]]))},
+            TypeError,
+            r"Keeper: loader: got one whose batches come from an iterator; .*Write Loader\(graphs, 64\)",
+        ),
         ({"folder": 3}, TypeError, "Keeper: folder: got a int; expected the path of a folder"),
         ({"loader": GRAPHS}, TypeError, "Keeper: loader: got a Graphs; expected the cavs.data.Loader of the loop"),
         ({"score": 0.5}, TypeError, "Keeper: score: got a float; expected a function of 1 argument, .sums."),

@@ -119,6 +119,11 @@ class Keeper:
                 f"Keeper: loader: got a {type(loader).__name__}; expected the cavs.data.Loader of the loop. Write "
                 "Keeper(folder, loader, score, epochs=20)."
             )
+        if not loader._sampler.known:
+            raise TypeError(
+                "Keeper: loader: got one whose batches come from an iterator; expected one that knows where an epoch ends. "
+                "Write Loader(graphs, 64), or a list of batches."
+            )
         check_takes("Keeper: score", score, "sums")
         if isinstance(files, str | os.PathLike):
             raise TypeError(f"Keeper: files: got {files!r}; expected a list of paths. Write files=[path].")
@@ -143,6 +148,7 @@ class Keeper:
         self._begun: float | None = None
         self._run = ""
         self._damaged = self._locked = False
+        self._due = False  # whether `add` has asked for an evaluation
         self._context = contextlib.ExitStack()
 
     def __enter__(self) -> "Keeper":
@@ -160,7 +166,9 @@ class Keeper:
         self._context.close()
 
     def restore(self, state: PyTree) -> PyTree:
-        """Returns the state of the last save, and moves the loader to its position; `state` itself if nothing was saved.
+        """Returns the state of the last save, and moves the loader to its position.
+
+        If nothing was saved, returns `state` itself, and moves a loader that loops have read back to its beginning.
 
         Args:
             state: the initial state.
@@ -191,6 +199,8 @@ class Keeper:
         else:
             if damaged:
                 raise damaged[0]
+            if not self._loader._restored:  # as `next(iter(loader))` has used up an epoch
+                self._loader.restore(self._loader.state() | dict.fromkeys(("epoch", "batch", "seen"), 0))
             return state
         self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
         self.notes += [f"{error} Resuming from the save before it, {path.name}." for error in damaged]
@@ -204,7 +214,8 @@ class Keeper:
         """Yields the batches of the rest of all epochs, until the run is done or stopped.
 
         Raises:
-            RuntimeError: `restore` was not called, without which the run could not be continued.
+            RuntimeError: `restore` was not called, without which the run could not be continued; or `add` returned `True`, and
+                neither `score` nor `save` was called, without which nothing is kept.
         """
         if not self._run:
             raise RuntimeError(
@@ -214,6 +225,11 @@ class Keeper:
         while not (self.done or self.stopped):
             for batches in self._loader:
                 yield batches
+                if self._due:
+                    raise RuntimeError(
+                        "Keeper: got no evaluation after add had returned True; expected one, which also saves. Write "
+                        "if keeper.add(state, sums): keeper.score(state, cavs.data.evaluate(metrics, params, held_out))."
+                    )
                 if self.stopped or self.done:
                     break
 
@@ -262,7 +278,7 @@ class Keeper:
         due = bool(self._every) and loader.batch % self._every == 0 or bool(self._limit) and loader.seen >= self._limit
         if due or loader.batch >= len(loader):
             self._collect()
-            self._seconds, self._begun = self.seconds, None
+            self._seconds, self._begun, self._due = self.seconds, None, True
             return True
         if self.stopped or time.monotonic() - self._saved > SAVE_EVERY:
             self.save(state)
@@ -314,7 +330,7 @@ class Keeper:
             with contextlib.suppress(OSError):  # a file system without links keeps one save
                 os.link(path, before)
         self._write(LAST, state, self._loader)
-        self._damaged, self._saved = False, time.monotonic()
+        self._damaged, self._due, self._saved = False, False, time.monotonic()
 
     def restore_best(self, like: PyTree) -> PyTree:
         """Reads what had the best score.
