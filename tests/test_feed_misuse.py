@@ -3,6 +3,7 @@
 import copy
 import io
 import os
+import pickle
 import subprocess
 import sys
 
@@ -100,6 +101,17 @@ def test_fields_of_a_generator_are_those_of_all_data_sets():
     two = cavs.data.Loader([GRAPHS, GRAPHS], 4, fields=(name for name in ("input_id",)), steps=1)
     for batches in (next(iter(two)), next(iter(copy.deepcopy(two)))):
         assert all(np.array_equal(sched.input_id, batches[0].input_id) for sched in batches)
+
+
+def test_copies_of_loaders_over_iterators_are_refused():
+    """The copy got what was left of the iterator, or nothing."""
+    one = loader(iter([[0], [1], [2]]), steps=1)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match=r"got a copy or a pickle of .* an iterator; .* Write Loader\(graphs, \[\*batches\]\)"
+        ):
+            copied(one)
+    assert len([*one]) == 3
 
 
 @pytest.mark.parametrize(
