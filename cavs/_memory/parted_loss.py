@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._jaxpr.equations import alive, bind, depends, is_float, needed, reads, run_equations, value_of
-from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.inline import PLAIN, inlined
 from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, all_equations, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
@@ -182,7 +182,8 @@ def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
     Before the last sum over rows everything is allowed: graphs may depend on each other there, as in batch statistics.
     """
     eqns: list[Eqn] = []
-    todo: list[tuple[Atom, list[tuple[float, Eqn]]]] = [(inlined(jaxpr, {}, eqns)[0], [])]  # values, and their constant factors
+    loss = inlined(jaxpr, {}, eqns, (*PLAIN, "custom_jvp_call"))[0]
+    todo: list[tuple[Atom, list[tuple[float, Eqn]]]] = [(loss, [])]  # values, and the constant factors that follow
     of_params, of_part = (depends(eqns, {*inputs}) for inputs in (jaxpr.invars[:count], jaxpr.invars[count:]))
     made_by, maker = ({v: e for e in eqns for v in e.outvars} for _ in range(2))
     while todo:
