@@ -245,6 +245,25 @@ def test_a_loss_that_is_not_finite_ends_the_loop(tmp_path: Path) -> None:
             keeper.add(state, sums | {"loss": sums["loss"] * jnp.nan})
 
 
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_loop_that_failed_goes_on_after_another_restore(tmp_path: Path, at: int) -> None:
+    """Metrics of the failed steps were added to those of the steps after the restore."""
+    whole = keep(tmp_path / "whole")
+    want = run(whole)
+    with keep(tmp_path / "again") as keeper:
+        state, left = keeper.restore(start()), [at]
+        for _ in range(2):
+            try:
+                for batches in keeper:
+                    state, sums = step(state, batches)
+                    left[0] -= 1
+                    if keeper.add(state, sums | ({} if left[0] else {"loss": sums["loss"] * jnp.nan})):
+                        keeper.score(state, {"loss": float(state[0]), "count": 1.0}, best=state[0])
+            except FloatingPointError:
+                state = keeper.restore(start())
+        assert facts(keeper) == facts(whole) and all(map(np.array_equal, state, want))
+
+
 # ---- damage ----
 
 

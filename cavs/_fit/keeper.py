@@ -178,6 +178,8 @@ class Keeper:
             RuntimeError: the `with` block has not begun, or has ended.
         """
         self._check_locked("restore")
+        self.history, self._sums, self._seconds, self._due = [], {}, 0.0, False  # as in a new process
+        self._pending.clear()
         exists = (self.folder / FACTS).exists()
         if not exists and (others := [x for x in (LAST, BEFORE, BEST, HISTORY) if (self.folder / x).exists()]):
             raise KeeperError(f"{self.folder}: got {others[0]} without {FACTS}; expected a new folder, or that of a run.")
