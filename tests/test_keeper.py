@@ -264,6 +264,18 @@ def test_a_loop_that_failed_goes_on_after_another_restore(tmp_path: Path, at: in
         assert facts(keeper) == facts(whole) and all(map(np.array_equal, state, want))
 
 
+def test_a_score_that_is_no_number_and_sums_that_are_no_dict_are_named(tmp_path: Path) -> None:
+    loader = cavs.data.Loader(GRAPHS, 4)
+    with cavs.data.Keeper(tmp_path, loader, lambda sums: None, epochs=1) as keeper:  # type: ignore
+        state = keeper.restore(start())
+        with pytest.raises(
+            TypeError, match="Keeper.score: held_out: got a float; expected a dict of sums. Write cavs.data.eval"
+        ):
+            keeper.score(state, 0.5)  # type: ignore
+        with pytest.raises(TypeError, match="Keeper: score: returned None; expected a number"):
+            keeper.score(state, {"loss": 1.0})
+
+
 # ---- damage ----
 
 

@@ -299,8 +299,14 @@ class Keeper:
 
         Raises:
             RuntimeError: the `with` block has not begun, or has ended.
+            TypeError: `held_out` is no dict, or the `score` of the keeper returns no number.
         """
         self._check_locked("score")
+        if not isinstance(held_out, Mapping):
+            got = type(held_out).__name__
+            raise TypeError(f"Keeper.score: held_out: got a {got}; expected a dict of sums. Write cavs.data.evaluate(...).")
+        if not isinstance(found := self._score(held_out), ArrayLike) or np.size(found) != 1:
+            raise TypeError(f"Keeper: score: returned {found!r:.80}; expected a number. Write return sums['right'].")
         self._collect()
         epochs, at_end = self._place()
         record: Evaluated = {
@@ -309,7 +315,7 @@ class Keeper:
             "seconds": self.seconds,
             "train": dict(self._sums),
             "held_out": {name: float(x) for name, x in held_out.items()},
-            "score": float(self._score(held_out)),
+            "score": float(np.asarray(found).item()),
         }
         self.history.append(record)
         if at_end:
