@@ -201,7 +201,7 @@ class Keeper:
         else:
             if damaged:
                 raise damaged[0]
-            if not self._loader._restored:  # as `next(iter(loader))` has used up an epoch
+            if self._loader.seen and not self._loader._restored:  # as `next(iter(loader))` has used up an epoch
                 self._loader.restore(self._loader.state() | dict.fromkeys(("epoch", "batch", "seen"), 0))
             return state
         self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
