@@ -201,6 +201,32 @@ def test_loops_of_any_length_run_forward() -> None:
         jax.grad(lambda p: cavs.run(F, p, sched, x).sum())(params)
 
 
+def turns(v: cavs.Vertex, x: Any) -> Any:
+    return jax.lax.fori_loop(0, v.num_children(), lambda i, h: h / 2, x)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        lambda p, v: turns(v, jax.lax.stop_gradient(v.pull() * p["b"])),
+        lambda p, v: turns(v, v.pull()),
+        lambda p, v: jax.lax.stop_gradient(turns(v, v.pull() * p["b"])),
+    ],
+    ids=["of a constant", "of fixed inputs", "behind stop_gradient"],
+)
+def test_the_loop_that_refuses_gradients_is_named(harmless: Any) -> None:
+    """And not one before it, which is not differentiated."""
+
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        x = harmless(p, v)
+        done(v, x + jax.lax.fori_loop(0, v.num_children(), lambda i, h: jnp.tanh(h + p["b"]), v.gather_all()))
+
+    graphs = GRAPHS["odd"]
+    params, x = params_and_inputs(graphs)
+    with pytest.raises(TypeError, match=r"number of iterations depends on values \(.*test_any_function.py, line .*fn: done"):
+        jax.grad(lambda p: cavs.run(cavs.VertexFunction(fn, state=(H,)), p, cavs.schedule(graphs), x).sum())(params)
+
+
 def called_back(p: Any, v: cavs.Vertex) -> None:
     x = jnp.tanh(v.pull() + v.gather_all() + p["b"])
     done(v, jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims"))

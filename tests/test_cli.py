@@ -108,6 +108,8 @@ MISTAKES = {
     "train FILE --dropout 1": "--dropout: got 1.0; expected a number from 0 to 0.999",
     "train --task lm": "FILE: got nothing; expected a text file, .*. Write: cavs train --task language_model FILE",
     "train FILE --out RUN": "--out: got .*, which already contains a run; expected another folder. To continue, write --resume",
+    "train FILE --out plots": "--out: got plots, which has a curve.png of its own; expected another folder, as training",
+    "predict RUN FILE --out FILE": "--out: got file.txt, which is FILE; expected another file, as its samples would be",
     "train --resume": "there is no run under runs/",
     "train --resume nowhere": "--resume: got nowhere; expected the folder of a run",
     "train --resume RUN --hidden 7": "--resume: got --hidden, which cannot change: all but --epochs, --max-steps, --patience",
@@ -133,6 +135,8 @@ def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkey
     for name, content in files.values():
         (tmp_path / name).write_text(content)
     (tmp_path / "notes.doc").write_text("")
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "curve.png").write_text("")
     words = [str(run) if word == "RUN" else files.get(word, (word,))[0] for word in line.split()]
     assert cli.main(words) == 2
     error = capsys.readouterr().err

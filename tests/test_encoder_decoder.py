@@ -56,6 +56,16 @@ def test_encoder_decoder_runs_as_two_interpreted_nets() -> None:
     assert_close(got_gradients, want_gradients, 1e-10)
 
 
+def test_no_pairs_and_lengths_that_are_none() -> None:
+    """No pairs raised errors from inside of NumPy."""
+    for none in ([], np.zeros(0, int)):
+        assert [len(graphs) for graphs in vp.EncoderDecoder.graphs(none, none)] == [0, 0]
+    assert vp.greedy(lambda *_: np.zeros(0, int), cavs.from_lengths([]), np.arange(3), 0) == []
+    for source, target in (([1.5], [2.0]), (["a"], [2]), ([1, 2], [1]), ([0], [1])):
+        with pytest.raises(ValueError, match="source, target: got .*; expected two 1-d arrays of integers, of equal size"):
+            vp.EncoderDecoder.graphs(source, target)  # type: ignore
+
+
 def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
     words, said = ["eins", "zwei", "drei", "vier"], ["one", "two", "three", "four"]
     rng = np.random.default_rng(0)

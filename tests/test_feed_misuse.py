@@ -1,7 +1,9 @@
 """What users may get wrong around `cavs.data.Loader`, `step` and `Log`: errors that say what to write, and no wrong numbers."""
 
+import copy
 import io
 import os
+import pickle
 import subprocess
 import sys
 
@@ -25,6 +27,11 @@ def loader(batches, **options):
         ([[0, 1], [3, 99]], r"Loader: batches: index: got graphs 3 to 99; expected indices into 10 graphs"),
         ([[0.0, 1.0]], r"Loader: batches: index: got dtype float64 and shape \(2,\); expected"),
         (["ab"], r"Loader: batches: index: got dtype <U2"),
+        (
+            range(4),
+            r"Loader: batches: got 0 in place of a batch; expected an integer array, .*batches=\[numbers\] for one batch",
+        ),
+        (np.arange(3), "Loader: batches: got .*0.* in place of a batch"),
         ([np.zeros(0, int)], r"Loader: batches: got array\(\[\], dtype=int64\), which selects no graph"),
     ],
 )
@@ -63,6 +70,8 @@ def test_a_state_that_a_step_has_taken_is_named():
             TypeError,
             "save_checkpoint: loaders: got a dict; expected cavs.data.Loader. Put other values into the state",
         ),
+        (lambda: cavs.data.is_root(3), TypeError, r"is_root: graphs: got a int; expected cavs.Graphs. Write is_root\(graphs\)"),
+        (lambda: cavs.data.graph_of(3), TypeError, "graph_of: graphs: got a int; expected cavs.Graphs"),
         (lambda: cavs.data.example("reviews"), ValueError, "name: got 'reviews'; expected one of 'reviews.dev'"),
     ],
 )
@@ -72,7 +81,7 @@ def test_errors_name_the_argument(call, error, message):
 
 
 def test_negative_and_boolean_indices_select_as_numpy_does():
-    some = [x.graph_end.copy() for x in loader([[0, -1], np.arange(10) < 3, slice(4, 6), 7], steps=1)]
+    some = [x.graph_end.copy() for x in loader([[0, -1], np.arange(10) < 3, slice(4, 6), [7]], steps=1)]
     assert [np.count_nonzero(np.diff(x, prepend=0)) for x in some] == [2, 3, 2, 1]
 
 
@@ -85,6 +94,24 @@ def test_other_arguments():
     assert all(type(x) is int for x in position.values())
     with pytest.raises(TypeError, match="Log: loader: got a NoneType; expected the cavs.data.Loader"):
         cavs.data.Log(None, print)  # type: ignore
+
+
+def test_fields_of_a_generator_are_those_of_all_data_sets():
+    """The second data set had none, and neither had a copy of the loader."""
+    two = cavs.data.Loader([GRAPHS, GRAPHS], 4, fields=(name for name in ("input_id",)), steps=1)
+    for batches in (next(iter(two)), next(iter(copy.deepcopy(two)))):
+        assert all(np.array_equal(sched.input_id, batches[0].input_id) for sched in batches)
+
+
+def test_copies_of_loaders_over_iterators_are_refused():
+    """The copy got what was left of the iterator, or nothing."""
+    one = loader(iter([[0], [1], [2]]), steps=1)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match=r"got a copy or a pickle of .* an iterator; .* Write Loader\(graphs, \[\*batches\]\)"
+        ):
+            copied(one)
+    assert len([*one]) == 3
 
 
 @pytest.mark.parametrize(

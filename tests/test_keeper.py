@@ -165,9 +165,46 @@ def test_metrics_are_numbers_of_python_numpy_and_jax(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "history.json").read_text())[0]["held_out"] == {"loss": 0.25}
 
 
+def test_metrics_of_some_steps_are_kept(tmp_path: Path) -> None:
+    """A step without a metric set its sum back to nothing."""
+    with keep(tmp_path, epochs=1) as keeper:
+        state, sums = keeper.restore(start()), iter([{"a": 1.0, "b": 2.0}, {"a": 1.0}, {"a": 1.0, "b": 2.0}])
+        for _ in keeper:
+            if keeper.add(state, next(sums)):
+                keeper.score(state, {"loss": 1.0})
+        assert keeper.history[0]["train"] == {"a": 3, "b": 4}
+
+
+def test_a_loader_that_was_read_before_begins_anew(tmp_path: Path) -> None:
+    """`next(iter(loader))` used up the first of three epochs."""
+    want = run(keep(tmp_path / "a"))
+    keeper = keep(tmp_path / "b")
+    next(iter(keeper._loader))
+    assert all(map(np.array_equal, run(keeper), want)) and len(keeper.history) == 3
+
+
+def test_an_epoch_without_an_evaluation_is_refused(tmp_path: Path) -> None:
+    """It was not saved either, and its metrics were added to those of the next."""
+    with (
+        keep(tmp_path) as keeper,
+        pytest.raises(
+            RuntimeError, match=r"got no evaluation after add had returned True; .*Write if keeper.add\(state, sums\)"
+        ),
+    ):
+        state = keeper.restore(start())
+        for batches in keeper:
+            state, sums = step(state, batches)
+            keeper.add(state, sums)
+
+
 @pytest.mark.parametrize(
     ("how", "error", "text"),
     [
+        (
+            {"loader": cavs.data.Loader(GRAPHS, iter([[0]]))},
+            TypeError,
+            r"Keeper: loader: got one whose batches come from an iterator; .*Write Loader\(graphs, 64\)",
+        ),
         ({"folder": 3}, TypeError, "Keeper: folder: got a int; expected the path of a folder"),
         ({"loader": GRAPHS}, TypeError, "Keeper: loader: got a Graphs; expected the cavs.data.Loader of the loop"),
         ({"score": 0.5}, TypeError, "Keeper: score: got a float; expected a function of 1 argument, .sums."),
@@ -206,6 +243,37 @@ def test_a_loss_that_is_not_finite_ends_the_loop(tmp_path: Path) -> None:
         for batches in keeper:
             state, sums = step(state, batches)
             keeper.add(state, sums | {"loss": sums["loss"] * jnp.nan})
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_loop_that_failed_goes_on_after_another_restore(tmp_path: Path, at: int) -> None:
+    """Metrics of the failed steps were added to those of the steps after the restore."""
+    whole = keep(tmp_path / "whole")
+    want = run(whole)
+    with keep(tmp_path / "again") as keeper:
+        state, left = keeper.restore(start()), [at]
+        for _ in range(2):
+            try:
+                for batches in keeper:
+                    state, sums = step(state, batches)
+                    left[0] -= 1
+                    if keeper.add(state, sums | ({} if left[0] else {"loss": sums["loss"] * jnp.nan})):
+                        keeper.score(state, {"loss": float(state[0]), "count": 1.0}, best=state[0])
+            except FloatingPointError:
+                state = keeper.restore(start())
+        assert facts(keeper) == facts(whole) and all(map(np.array_equal, state, want))
+
+
+def test_a_score_that_is_no_number_and_sums_that_are_no_dict_are_named(tmp_path: Path) -> None:
+    loader = cavs.data.Loader(GRAPHS, 4)
+    with cavs.data.Keeper(tmp_path, loader, lambda sums: None, epochs=1) as keeper:  # type: ignore
+        state = keeper.restore(start())
+        with pytest.raises(
+            TypeError, match="Keeper.score: held_out: got a float; expected a dict of sums. Write cavs.data.eval"
+        ):
+            keeper.score(state, 0.5)  # type: ignore
+        with pytest.raises(TypeError, match="Keeper: score: returned None; expected a number"):
+            keeper.score(state, {"loss": 1.0})
 
 
 # ---- damage ----
@@ -303,6 +371,28 @@ def test_one_keeper_at_a_time_has_a_folder(tmp_path: Path) -> None:
         with pytest.raises(cavs.data.KeeperError, match=f"process {os.getpid()} on .* is training in it. Wait until it ends"):
             run(keep(tmp_path))
     run(keep(tmp_path))
+
+
+def test_nothing_is_written_without_a_lock(tmp_path: Path) -> None:
+    """Two keepers that were used without `with` wrote over each other's files."""
+    keeper, message = keep(tmp_path), r"Keeper.{}: got a call outside of the keeper's `with` block, .* Write with cavs.data"
+    with pytest.raises(RuntimeError, match=message.format("restore")):
+        keeper.restore(start())
+    with keeper:
+        state = keeper.restore(start())
+    before = (tmp_path / "model.json").read_bytes()
+    for method, call in {"save": lambda: keeper.save(state), "score": lambda: keeper.score(state, {"loss": 1.0})}.items():
+        with pytest.raises(RuntimeError, match=message.format(method)):
+            call()
+    assert {x.name: x.read_bytes() for x in tmp_path.iterdir() if x.name != ".lock"} == {"model.json": before}
+
+
+@pytest.mark.parametrize("name", ["best.npz", "history.json", "last.npz"])
+def test_files_that_belong_to_no_run_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(cavs.data.KeeperError, match=f"got {name} without model.json; expected a new folder, or that of a run"):
+        run(keep(tmp_path))
+    assert (tmp_path / name).read_bytes() == b"mine" and not (tmp_path / "model.json").exists()
 
 
 def test_folders_that_are_created_together_differ(tmp_path: Path) -> None:

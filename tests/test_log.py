@@ -75,6 +75,16 @@ def test_a_report_has_means_speed_and_where_the_time_goes(tmp_path: Path) -> Non
     assert threads() == 0
 
 
+def test_a_metric_of_some_steps_has_the_mean_of_these() -> None:
+    """The other steps counted as zeros."""
+    found: list[Any] = []
+    loader = cavs.data.Loader(GRAPHS, 2, steps=1)
+    with cavs.data.Log(loader, found.append) as log:
+        for _ in loader:
+            log({"loss": np.float32(2)} | ({"norm": np.float32(3)} if loader.batch == 2 else {}))
+    assert (found[-1]["loss"], found[-1]["norm"]) == (2, 3)
+
+
 def test_reports_are_due_after_some_time_and_errors_of_writers_are_raised() -> None:
     loader, found = cavs.data.Loader(GRAPHS, 2, steps=1), []
     log = cavs.data.Log(loader, found.append, every=0.0)

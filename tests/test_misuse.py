@@ -38,6 +38,14 @@ def test_the_good_one_runs() -> None:
 def test_a_program_has_sizes() -> None:
     with pytest.raises(ValueError, match="got a matrix of weights without rows and columns; expected sizes"):
         vp.ChildSumTreeLSTM(0, 0).init(jax.random.key(0))
+    for program, text in [
+        (vp.MultiLayerLSTM(H, H, layers=0), "MultiLayerLSTM: layers: got 0; expected an int >= 1. Write layers=2"),
+        (vp.LSTM(-1, H), "LSTM: hidden: got -1; expected an int >= 0. Write hidden=64"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            program.init(jax.random.key(0))
+    with pytest.raises(TypeError, match="TreeFC: hidden: got True; expected an int"):
+        vp.TreeFC(True).init(jax.random.key(0))
     with pytest.raises(TypeError, match=r"LSTM: hidden: got '64'; expected an int. Write hidden=64."):
         vp.LSTM("64", 3).init(jax.random.key(0))
     for key in (0, np.uint32(1), jnp.float32(1)):

@@ -9,6 +9,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -88,6 +89,26 @@ def test_the_error_of_a_full_disk_names_the_file_and_how_to_resume(run, monkeypa
 def test_the_error_of_an_output_that_cannot_be_written_names_it(run, capsys):
     code, error = fails(capsys, "predict", "run", "t.jsonl", "--out", "/dev/full")
     assert code == 1 and "--out: /dev/full cannot be written (No space left on device)" in error
+
+
+def test_a_write_that_is_killed_leaves_the_old_file(run, monkeypatch):
+    """Half of the predictions took the place of the old ones."""
+    Path("test.json").write_text("old")
+    Path("out.tsv").write_text("old")
+
+    def killed(*paths):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        assert cli.main(["predict", "run", "t.jsonl", "--out", "out.tsv"]) == 130
+        with pytest.raises(KeyboardInterrupt):
+            cavs.data.write_text("new", "test.json")
+        with pytest.raises(KeyboardInterrupt):
+            cavs.memory.plan(lambda p, x: jnp.sum(p * x), jnp.ones(3), np.ones((4, 3)), parts=1).save("out.tsv")
+    assert Path("out.tsv").read_text() == Path("test.json").read_text() == "old"
+    assert cli.main(["predict", "run", "t.jsonl", "--out", "out.tsv"]) == 0
+    assert Path("out.tsv").read_text().startswith("graph") and not list(Path().glob(".*.tmp"))
 
 
 # ---- files of an attacker ----

@@ -247,6 +247,16 @@ def test_aux_is_of_the_whole_batch_too(case):
             lambda p, x: jnp.sum(p * x, where=x > 0) / jnp.sum(x > 0),
             r"got a mean over one part .*total\(a\) / cavs.data.total\(b",
         ),
+        (lambda p, x: jnp.sum(p * x) * (1 / x.size), "got a mean over one part"),
+        (lambda p, x: -0.5 * jnp.sum((p * x).reshape(3, 1)) / 3, "got a mean over one part"),
+        (lambda p, x: jnp.sum(jnp.outer(p * x, x)) / len(x), "got a mean over one part"),  # two axes, divided by rows
+        (lambda p, x: jnp.maximum(jnp.mean(p * x), 0.1), r"got max of values of one part .*Write f\(cavs.data.total\(x"),
+        (lambda p, x: 2 * jnp.sum(p * x) ** 2, "got (integer_pow|square) of values of one part"),
+        (lambda p, x: jnp.where(p > 0, jnp.sqrt(1 + p * x @ x), 0), "got sqrt of values of one part"),
+        (lambda p, x: jnp.sum(p * x) * jnp.sum(x), "got mul of values of one part"),
+        (lambda p, x: jax.nn.relu(jnp.sum(p * x)), "got max of values of one part"),
+        (lambda p, x: jnp.max(p * x), "got reduce_max of values of one part"),
+        (lambda p, x: jax.nn.logsumexp(p * x), "got (log|max|reduce_max) of values of one part"),
     ],
 )
 def test_totals_that_parts_cannot_add_up_are_refused(loss, text):
@@ -260,9 +270,18 @@ def test_means_that_are_part_of_a_sum_are_allowed():
         (lambda p, x: jnp.mean(p * x, -1).sum(), x.mean(-1).sum()),  # over the features of each graph
         (lambda p, x: cavs.data.total(jnp.mean(p * x)), x.mean((1, 2)).sum()),
         (lambda p, x: jnp.sum(p * x) / 12, x.mean()),  # the number of all elements
+        (lambda p, x: cavs.data.total(sum(jnp.mean(p * y) for y in x)), x.mean(-1).sum()),  # of each graph
+        (lambda p, x: cavs.data.total(jnp.maximum(jnp.sum(p * x), 0)), x.sum()),
     ]:
         assert_close(jax.value_and_grad(cavs.memory.sub_batched(loss))(1.0, [x]), (want, want), 1e-12)
     assert cavs.memory.sub_batched(lambda p, x: jnp.mean(p * x))(2.0, [x[:1]]) == 5  # one part
+
+
+def test_numbers_of_parts_of_one_row_are_their_losses():
+    """A function of one number of each part is no function of a sum."""
+    total = cavs.memory.sub_batched(lambda p, x: (p * x - 1) ** 2 + jnp.maximum(p * x, 0) * x)
+    x = jnp.arange(4.0)
+    assert_close(total(2.0, [x]), jnp.sum((2 * x - 1) ** 2 + 2 * x * x), 1e-12)
 
 
 def test_stacks_of_other_shapes_are_refused():

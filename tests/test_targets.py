@@ -208,6 +208,16 @@ def test_equal_targets_have_no_r2(tmp_path, capsys):
     assert values["r2"] is None and values["standard_deviation"] == 0 and values["rmse"] > 0
 
 
+@pytest.mark.parametrize("labels", ['"labels": [[0.5, 1], [1, 2]]', '"label": [0.5, 1]', '"labels": [[0, 1], [1, 2]]'])
+def test_no_task_is_recommended_for_several_numbers_per_label(labels, tmp_path, capsys):
+    """The classifier recommended the regression, which refused them."""
+    (tmp_path / "t.jsonl").write_text(f'{{"children": [[], [0]], {labels}}}\n' * 4)
+    for task in ("trees", "regression"):
+        assert cli.main(["train", "--task", task, str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err
+        assert "shape (2,); expected one" in error and "write a loop with cavs.data.Loader" in error and "Write: " not in error
+
+
 # ---- netlists ----
 
 BENCH = """INPUT(a)\nINPUT(b)\nINPUT(c)\nOUTPUT(y)

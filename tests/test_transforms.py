@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
 import cavs
 from tests.odd_graphs import BATCHES, GRAPHS, random_binary_tree
@@ -58,6 +59,14 @@ def test_f_reads_the_size_of_an_axis_anew() -> None:
         x = np.ones((size, 3, 2))
         got = jax.vmap(lambda x: cavs.run(F, {}, schedule, x), axis_name="many")(x)
         assert got[0, :, 0].tolist() == [size, 2 * size, 3 * size]
+
+
+def test_checkify_of_floats_and_of_the_user_finds_nothing() -> None:
+    """And changes nothing. `index_checks` may take rows of padding, which are dropped, for an error: see the page of limits."""
+    grads = jax.grad(lambda p: (run(p, engine="scan") ** 2).sum())
+    error, got = checkify.checkify(grads, errors=checkify.user_checks | checkify.float_checks)(PARAMS)
+    assert error.get() is None
+    assert_close(got, grads(PARAMS), 1e-12)
 
 
 def test_nets_of_nets_under_grad() -> None:

@@ -18,14 +18,20 @@ def one_program(init: Init) -> Init:
 
     Raises (when called):
         TypeError: If a size is not an int, or `key` is not a key.
+        ValueError: If a size is negative, or there are no layers.
     """
     compiled = jax.jit(init, static_argnums=0)
 
     @functools.wraps(init)
     def checked(self: Any, key: jax.Array) -> Any:
         for field in dataclasses.fields(self):
-            if field.type is int and not isinstance(size := getattr(self, field.name), (int, np.integer)):
-                raise TypeError(f"{type(self).__name__}: {field.name}: got {size!r}; expected an int. Write {field.name}=64.")
+            if field.type is not int:
+                continue
+            size, least, name = getattr(self, field.name), int(field.name == "layers"), f"{type(self).__name__}: {field.name}"
+            if isinstance(size, bool) or not isinstance(size, (int, np.integer)):
+                raise TypeError(f"{name}: got {size!r}; expected an int. Write {field.name}=64.")
+            if size < least:
+                raise ValueError(f"{name}: got {size}; expected an int >= {least}. Write {field.name}={2 if least else 64}.")
         if not jax.dtypes.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key) and not jnp.ndim(key):
             raise TypeError(f"init: key: got {key!r}; expected a key. Write program.init(jax.random.key(0)).")
         return compiled(self, key)

@@ -31,11 +31,12 @@ def sentence_pairs(source: Integers, target: Integers) -> tuple[cavs.Graphs, cav
         first target word). Its other children are all (other) source words.
 
     Raises:
-        ValueError: If a length is below 1, or `source` and `target` differ in size.
+        ValueError: If a length is no integer, or below 1, or `source` and `target` differ in size.
     """
-    s, t = np.asarray(source), np.asarray(target)
-    if s.shape != t.shape or s.ndim != 1 or (s < 1).any() or (t < 1).any():
-        raise ValueError(f"source, target: got {s.tolist()} and {t.tolist()}; expected two 1-d arrays of equal size, all >= 1.")
+    s, t = (np.asarray(x) if len(x) else np.zeros(0, int) for x in (source, target))
+    if s.shape != t.shape or s.ndim != 1 or {s.dtype.kind, t.dtype.kind} - {*"iu"} or (s < 1).any() or (t < 1).any():
+        got = f"source, target: got {s.tolist()} and {t.tolist()}"
+        raise ValueError(f"{got}; expected two 1-d arrays of integers, of equal size, all >= 1. Write np.diff(offsets).")
     sizes, pair = s + t, np.repeat(np.arange(len(s)), s + t)
     number = np.arange(sizes.sum()) - (np.cumsum(sizes) - sizes)[pair]
     step = number - s[pair]  # of the target; negative at sources
@@ -191,6 +192,8 @@ def greedy(best: Callable[..., Array], source: cavs.Graphs, rows: Array, end: in
     Returns:
         The words of each target, without `end`.
     """
+    if not len(source):
+        return []
     rows, lengths = np.asarray(rows), 2 * np.diff(source.vertex_offsets) + 10
     chains, pairs = sentence_pairs(np.diff(source.vertex_offsets), lengths)
     inputs = np.full(pairs.num_vertices, -1, np.int32)

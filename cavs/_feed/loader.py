@@ -190,6 +190,7 @@ class Loader(Generic[Yielded]):
         shuffle: bool = True,
         **others: Any,
     ):
+        fields = tuple(fields) if isinstance(fields, Iterator) else fields  # read for each data set, and by copies
         self._arguments = {name: x for name, x in locals().items() if name not in ("self", "others")}
         refuse_others(others, inspect.signature(type(self)).parameters)
         if not isinstance(shuffle, bool):
@@ -223,7 +224,16 @@ class Loader(Generic[Yielded]):
         self._told = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles, such as those for another process, are created anew and continue at the position."""
+        """Copies and pickles, such as those for another process, are created anew and continue at the position.
+
+        Raises:
+            TypeError: the batches come from an iterator, of which both would get a part.
+        """
+        if isinstance(self._settings.batches, Iterator):
+            raise TypeError(
+                "Loader: got a copy or a pickle of a loader whose batches come from an iterator; expected batches that can be "
+                "read again. Write Loader(graphs, [*batches]), or create a second loader with a new iterator."
+            )
         return _copied, (type(self), self._arguments, self.state())
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
 """Validates the arguments of a loader, and fills in the defaults of the device."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -28,6 +29,7 @@ STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
 # On a CPU: at most so many training steps in one dispatch, and so many vertices. Larger batches gain nothing from it.
 STEPS_ON_CPU, VERTICES_ON_CPU = 8, 32_768
 AHEAD = 2  # dispatches that wait on a GPU; on a CPU the training step needs the cores
+MOST = 1 << 16  # of `ahead` and `steps`: more would only fill the memory
 THREADS = 16  # that schedule for a GPU, at most one for each core of this process
 
 Source: TypeAlias = Graphs | tuple[Graphs, Pick]
@@ -192,8 +194,10 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
             raise ValueError(f"Loader: {name}: got {got!r}; expected one of {', '.join(map(repr, choices))}.")
     for name, least in (("seed", 0), ("shapes", 1), ("steps", 1), ("ahead", 0)):
         got = getattr(settings, name)
-        if got is not None and (isinstance(got, bool) or not isinstance(got, int) or got < least):
-            raise ValueError(f"Loader: {name}: got {got!r}; expected an int >= {least}{' or None' * (name != 'shapes')}.")
+        most = MOST if name in ("steps", "ahead") else math.inf
+        if got is not None and (isinstance(got, bool) or not isinstance(got, int) or not least <= got <= most):
+            expected = f"an int >= {least}" if most > MOST else f"an int from {least} to {most}"
+            raise ValueError(f"Loader: {name}: got {got!r}; expected {expected}{' or None' * (name != 'shapes')}.")
     if settings.collate is not None:
         check_takes("Loader: collate", settings.collate, "sample")
     if settings.last == "pad" and settings.collate is None and not any("label" in m.options.fields for m in members):

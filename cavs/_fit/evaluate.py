@@ -42,7 +42,7 @@ class PendingSums(collections.deque[dict[str, Any]]):
         """Waits for the oldest metrics until `left` are left, and returns `total` plus them, in double precision."""
         while len(self) > left:
             sums = {name: float(np.asarray(x, np.float64).sum()) for name, x in self.popleft().items()}
-            total = {name: total.get(name, 0.0) + x for name, x in sums.items()}
+            total = total | {name: total.get(name, 0.0) + x for name, x in sums.items()}
         return total
 
 

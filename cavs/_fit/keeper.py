@@ -71,9 +71,9 @@ class Keeper:
     - `history.json`: the metrics of each evaluation;
     - `model.json`: the `facts`, and the identifier of the run, which its checkpoints also have.
 
-    Within the `with` block no other process can train in the folder, and Ctrl-C or SIGTERM stops the loop after the current
-    step and saves. A second one interrupts at once. If there are several processes, all of them call everything, and the first
-    one writes.
+    Within the `with` block, outside of which a keeper writes nothing, no other process can train in the folder, and Ctrl-C or
+    SIGTERM stops the loop after the current step and saves. A second one interrupts at once. If there are several processes,
+    all of them call everything, and the first one writes.
 
     Args:
         folder: the folder of the run, which is created.
@@ -119,6 +119,11 @@ class Keeper:
                 f"Keeper: loader: got a {type(loader).__name__}; expected the cavs.data.Loader of the loop. Write "
                 "Keeper(folder, loader, score, epochs=20)."
             )
+        if not loader._sampler.known:
+            raise TypeError(
+                "Keeper: loader: got one whose batches come from an iterator; expected one that knows where an epoch ends. "
+                "Write Loader(graphs, 64), or a list of batches."
+            )
         check_takes("Keeper: score", score, "sums")
         if isinstance(files, str | os.PathLike):
             raise TypeError(f"Keeper: files: got {files!r}; expected a list of paths. Write files=[path].")
@@ -142,7 +147,8 @@ class Keeper:
         self._seconds, self._saved = 0.0, 0.0
         self._begun: float | None = None
         self._run = ""
-        self._damaged = False
+        self._damaged = self._locked = False
+        self._due = False  # whether `add` has asked for an evaluation
         self._context = contextlib.ExitStack()
 
     def __enter__(self) -> "Keeper":
@@ -152,21 +158,31 @@ class Keeper:
                 stack.enter_context(locked(self.folder))
             stack.enter_context(signals_to(self._stop))
             self._context = stack.pop_all()
+        self._locked = True
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._locked = False
         self._context.close()
 
     def restore(self, state: PyTree) -> PyTree:
-        """Returns the state of the last save, and moves the loader to its position; `state` itself if nothing was saved.
+        """Returns the state of the last save, and moves the loader to its position.
+
+        If nothing was saved, returns `state` itself, and moves a loader that loops have read back to its beginning.
 
         Args:
             state: the initial state.
 
         Raises:
-            KeeperError: the files are damaged, of another run, or of another state or other batches.
+            KeeperError: the files are damaged, of another run or of none, or of another state or other batches.
+            RuntimeError: the `with` block has not begun, or has ended.
         """
+        self._check_locked("restore")
+        self.history, self._sums, self._seconds, self._due = [], {}, 0.0, False  # as in a new process
+        self._pending.clear()
         exists = (self.folder / FACTS).exists()
+        if not exists and (others := [x for x in (LAST, BEFORE, BEST, HISTORY) if (self.folder / x).exists()]):
+            raise KeeperError(f"{self.folder}: got {others[0]} without {FACTS}; expected a new folder, or that of a run.")
         facts: dict[str, Any] = read_run(self.folder) if exists else {"run": uuid.uuid4().hex}
         prints = {path: fingerprint(path) for path in self._files}
         changed = [path for path, x in prints.items() if facts.get("files", {}).get(path, x) != x]
@@ -185,6 +201,8 @@ class Keeper:
         else:
             if damaged:
                 raise damaged[0]
+            if self._loader.seen and not self._loader._restored:  # as `next(iter(loader))` has used up an epoch
+                self._loader.restore(self._loader.state() | dict.fromkeys(("epoch", "batch", "seen"), 0))
             return state
         self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
         self.notes += [f"{error} Resuming from the save before it, {path.name}." for error in damaged]
@@ -198,7 +216,8 @@ class Keeper:
         """Yields the batches of the rest of all epochs, until the run is done or stopped.
 
         Raises:
-            RuntimeError: `restore` was not called, without which the run could not be continued.
+            RuntimeError: `restore` was not called, without which the run could not be continued; or `add` returned `True`, and
+                neither `score` nor `save` was called, without which nothing is kept.
         """
         if not self._run:
             raise RuntimeError(
@@ -208,6 +227,11 @@ class Keeper:
         while not (self.done or self.stopped):
             for batches in self._loader:
                 yield batches
+                if self._due:
+                    raise RuntimeError(
+                        "Keeper: got no evaluation after add had returned True; expected one, which also saves. Write "
+                        "if keeper.add(state, sums): keeper.score(state, cavs.data.evaluate(metrics, params, held_out))."
+                    )
                 if self.stopped or self.done:
                     break
 
@@ -256,7 +280,7 @@ class Keeper:
         due = bool(self._every) and loader.batch % self._every == 0 or bool(self._limit) and loader.seen >= self._limit
         if due or loader.batch >= len(loader):
             self._collect()
-            self._seconds, self._begun = self.seconds, None
+            self._seconds, self._begun, self._due = self.seconds, None, True
             return True
         if self.stopped or time.monotonic() - self._saved > SAVE_EVERY:
             self.save(state)
@@ -272,7 +296,17 @@ class Keeper:
 
         Returns:
             Whether the score is the highest so far.
+
+        Raises:
+            RuntimeError: the `with` block has not begun, or has ended.
+            TypeError: `held_out` is no dict, or the `score` of the keeper returns no number.
         """
+        self._check_locked("score")
+        if not isinstance(held_out, Mapping):
+            got = type(held_out).__name__
+            raise TypeError(f"Keeper.score: held_out: got a {got}; expected a dict of sums. Write cavs.data.evaluate(...).")
+        if not isinstance(found := self._score(held_out), ArrayLike) or np.size(found) != 1:
+            raise TypeError(f"Keeper: score: returned {found!r:.80}; expected a number. Write return sums['right'].")
         self._collect()
         epochs, at_end = self._place()
         record: Evaluated = {
@@ -281,7 +315,7 @@ class Keeper:
             "seconds": self.seconds,
             "train": dict(self._sums),
             "held_out": {name: float(x) for name, x in held_out.items()},
-            "score": float(self._score(held_out)),
+            "score": float(np.asarray(found).item()),
         }
         self.history.append(record)
         if at_end:
@@ -295,7 +329,8 @@ class Keeper:
         return is_best
 
     def save(self, state: PyTree) -> None:
-        """Saves the state and all that `restore` needs."""
+        """Saves the state and all that `restore` needs. Raises a `RuntimeError` outside of the `with` block."""
+        self._check_locked("save")
         self._collect()
         path, before = self.folder / LAST, self.folder / BEFORE
         if writes() and path.exists() and not self._damaged:
@@ -303,7 +338,7 @@ class Keeper:
             with contextlib.suppress(OSError):  # a file system without links keeps one save
                 os.link(path, before)
         self._write(LAST, state, self._loader)
-        self._damaged, self._saved = False, time.monotonic()
+        self._damaged, self._due, self._saved = False, False, time.monotonic()
 
     def restore_best(self, like: PyTree) -> PyTree:
         """Reads what had the best score.
@@ -313,6 +348,13 @@ class Keeper:
         """
         in_step("best")
         return restore_best(self.folder, like)
+
+    def _check_locked(self, method: str) -> None:
+        if not self._locked:
+            raise RuntimeError(
+                f"Keeper.{method}: got a call outside of the keeper's `with` block, in which no other process trains in "
+                f"{self.folder}; expected it inside. Write with cavs.data.Keeper(...) as keeper: around the loop."
+            )
 
     def _write(self, name: str, tree: PyTree, *loaders: Loader) -> None:
         about = {"run": self._run, "versions": versions()}

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import check_order
 from cavs._graphs.graphs import Graphs
 
@@ -99,7 +100,8 @@ def _named_inputs(graphs: Graphs, function: str) -> tuple[np.ndarray, tuple[str,
 
 
 def graph_of(graphs: Graphs) -> np.ndarray:
-    """(V,) the number of the graph of each vertex."""
+    """(V,) the number of the graph of each vertex. Raises a `TypeError` if `graphs` is something else."""
+    check_graphs(graphs, "graph_of(graphs)")
     return np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets))
 
 

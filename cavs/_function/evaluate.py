@@ -41,6 +41,7 @@ def evaluate(
     num_rows: int = 0,
     turned: Env | None = None,
     real: jax.Array | None = None,
+    wanted: jax.Array | None = None,
     fusion: bool = True,
     stored: bool = False,
     product: Callable[..., jax.Array] = rows_times_matrix,
@@ -57,13 +58,15 @@ def evaluate(
             0 .. `num_rows` - 1. Only read by equations between rows and edges.
         num_rows: number of rows. Only read by these equations.
         turned: transposes of weights, see `turned_weights`.
-        real: number of rows that are not padding, if some may be padding. `_stages.tensors` says what padding holds. If there
-            is none, loops whose length depends on values do not run, as they may never end for padding.
+        real: number of rows that are not padding, if some may be padding. `_stages.tensors` says what padding holds.
+        wanted: whether there is any row whose values are read; by default whether any is real. If not, loops whose length
+            depends on values do not run, as they may never end for padding.
         fusion: if false, the compiler is kept from fusing equations.
         stored: whether the cotangents of products are stored, see `_stored_cotangent`.
         product: multiplies row values by a matrix, with the arguments of `rows_times_matrix`.
     """
     once = computed_once(eqns)
+    any_wanted = lambda: real > 0 if wanted is None and real is not None else wanted  # noqa: E731
     for eqn in eqns:
         args = values(eqn.invars, env)
         in_domains = [domain_of(x, domain) for x in eqn.invars]
@@ -82,23 +85,29 @@ def evaluate(
             z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
         elif is_choice(eqn) and in_domains[0] != STATIC and len(args[0]):
-            outs = _every_branch(eqn, args, in_domains, real, product)
+            outs = _every_branch(eqn, args, in_domains, any_wanted(), product)
         else:
             axes = [0 if d != STATIC else None for d in in_domains]
             run = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)
-            outs = run(*args) if real is None or may_repeat(eqn) else _if_any(real, run, args)
+            outs = run(*args) if may_repeat(eqn) else _if_any(any_wanted(), run, args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
 
 
-def _if_any(real: jax.Array, run: Callable[..., list[jax.Array]], args: Sequence[jax.Array]) -> list[jax.Array]:
-    """Runs an equation if there is any real row. Returns zeros if there is none."""
-    return lax.cond(real > 0, run, lambda *args: list(map(zeros, jax.eval_shape(run, *args))), *args)
+def _if_any(wanted: jax.Array | None, run: Callable[..., list[jax.Array]], args: Sequence[jax.Array]) -> list[jax.Array]:
+    """Runs an equation if its values are wanted, or if that is not known. Returns zeros if not."""
+    if wanted is None:
+        return run(*args)
+    return lax.cond(wanted, run, lambda *args: list(map(zeros, jax.eval_shape(run, *args))), *args)
 
 
 def _every_branch(
-    eqn: Eqn, args: Sequence[jax.Array], in_domains: Sequence[Domain], real: jax.Array | None, product: Callable[..., jax.Array]
+    eqn: Eqn,
+    args: Sequence[jax.Array],
+    in_domains: Sequence[Domain],
+    wanted: jax.Array | None,
+    product: Callable[..., jax.Array],
 ) -> list[jax.Array]:
     """Runs every branch of a `cond` whose rows choose, and selects. `jax.vmap` of it would give each row weights of its own.
 
@@ -118,7 +127,7 @@ def _every_branch(
         ]
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
         domain = domains(jaxpr.eqns, dict(zip(jaxpr.invars, in_domains[1:], strict=True)))
-        evaluate(jaxpr.eqns, env, domain, real=any_taken if real is None else any_taken & (real > 0), product=product)
+        evaluate(jaxpr.eqns, env, domain, wanted=any_taken if wanted is None else any_taken & wanted, product=product)
         results = [value_at(x, in_domains[0], len(index), env, domain) for x in jaxpr.outvars]
         outs = [jnp.where(column(taken, x), x, before) for x, before in zip(results, outs, strict=True)] if outs else results
     return outs

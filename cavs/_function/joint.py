@@ -26,7 +26,7 @@ class RoleProgram:
     notes: tuple[str, ...]  # a description of each group of fused products
     gathering: frozenset[str | None]  # the kinds whose function calls `gather_all`, even if nothing reads what it returns
     reads_edges: bool  # whether `gather_all` is called with `edges=True`
-    written: tuple[Eqn, ...]  # the equations as F wrote them; rewritten ones do not know their lines
+    written: Program  # as F wrote it; rewritten equations do not know their lines
     fixed: frozenset[Var] = frozenset()  # the arguments whose cotangents nobody asks for
 
     @property
@@ -38,6 +38,11 @@ class RoleProgram:
     def varied(self) -> set[Var]:
         """The arguments whose cotangents are asked for."""
         return {*self.arguments} - self.fixed
+
+    @property
+    def written_fixed(self) -> set[Var]:
+        """The inputs of `written` whose cotangents nobody asks for."""
+        return {own for own, v in zip(self.written.invars, self.program.invars, strict=True) if v in self.fixed}
 
     def from_params(self) -> set[Var]:
         """The variables through which parameters get cotangents: those that depend on them without a `stop_gradient`."""

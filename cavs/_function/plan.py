@@ -35,8 +35,9 @@ class FunctionPlan:
 
     @property
     def no_derivative(self) -> str:
-        """What to say of the first equation of F of which JAX has no derivative in reverse mode; empty if there is none."""
-        return no_derivative(e for role in self.roles for e in role.written)
+        """What to say of the first equation of F that JAX cannot differentiate in reverse mode; empty if there is none."""
+        refusals = (no_derivative(role.written.eqns, role.written.outs, role.written_fixed) for role in self.roles)
+        return next(filter(None, refusals), "")
 
     @property
     def reads_edges(self) -> bool:

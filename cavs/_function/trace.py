@@ -48,7 +48,7 @@ def trace_role(
     """
     traced = _mixed(function, shapes, most) if function.mixes and not leaf else _traced(function, kind, shapes, most, leaf)
     program, arguments_of, pushed, gathering, reads_edges = traced
-    written = program.eqns
+    written = program
     program = program.without(lambda e: e.invars if e.primitive is enter_p else None)  # calls are checked by now
     num_states = len(function.key_impls)
     if leaf:

@@ -5,7 +5,7 @@ states. The gradient of a parameter is lazy: the levels store the cotangent of e
 cotangent*). One batched transpose of that equation follows; for a weight this is one product (K, V) x (V, N).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -36,7 +36,7 @@ def joint_of(role: RoleProgram, part: Recurrent) -> Joint:
     try:
         return _joint_of(role, part, differentiable=True)
     except Exception:
-        if not no_derivative(part.eqns):
+        if not no_derivative(part.eqns, [v for e in part.eqns for v in e.outvars]):
             raise
         return without_transpose(role, part)
 
@@ -46,11 +46,20 @@ def without_transpose(role: RoleProgram, part: Recurrent) -> Joint:
     return _joint_of(role, part, differentiable=False)
 
 
-def no_derivative(eqns: Iterable[Eqn]) -> str:
-    """Returns what to say of the first equation of which JAX has no derivative in reverse mode; empty if there is none."""
-    for e in eqns:
+def no_derivative(eqns: Sequence[Eqn], outs: Sequence[Atom], fixed: Set[Var] = frozenset()) -> str:
+    """Returns what to say of the first equation that JAX cannot differentiate in reverse mode; empty if there is none.
+
+    Only equations between what is not `fixed` and `outs` are differentiated, if no `stop_gradient` is in between.
+    """
+    varied = {x for e in eqns for x in e.invars if is_var(x)} - {v for e in eqns for v in e.outvars} - fixed
+    eqns = [e for e in eqns if e.primitive.name != "stop_gradient"]
+    for e in needed(eqns, outs, set())[0]:
+        places = [i for i, x in enumerate(e.invars) if is_float(x) and is_var(x) and x in varied]
+        if not places:
+            continue
+        varied.update(e.outvars)
         try:
-            traced_vjp(e, [i for i, x in enumerate(e.invars) if is_float(x)])
+            traced_vjp(e, places)
         except Exception as error:
             if "Reverse-mode differentiation does not work" in str(error):
                 return MSG_LOOP.format(where=line_of(e))

@@ -413,7 +413,9 @@ def _same(a: object, b: object) -> bool:
 
 
 def is_root(graphs: Graphs) -> np.ndarray:
-    """Returns which vertices have no parent, bool[V]."""
+    """Returns which vertices have no parent, bool[V]. Raises a `TypeError` if `graphs` is something else."""
+    if not isinstance(graphs, Graphs):
+        raise TypeError(f"is_root: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write is_root(graphs)[v].")
     roots = np.ones(graphs.num_vertices, bool)
     roots[graphs._edges[1]] = False
     return roots

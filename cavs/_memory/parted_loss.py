@@ -4,15 +4,17 @@ Before the cut are values of a part. After it, the loss of the whole batch follo
 each sum is the weight of that sum: the gradient of the loss is that of the weighted terms of all parts, added up.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cavs._jaxpr.equations import alive, bind, depends, is_float, needed, reads, run_equations, value_of
-from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.inline import PLAIN, inlined
 from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, all_equations, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
@@ -24,6 +26,11 @@ Arrays = list[jax.Array]
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _SUMS = ("add", "add_any", "sub")
 _SCALES = ("mul", "div", "neg", "convert_element_type", "reshape", "squeeze", "copy")
+# Functions of which that of a sum is not the sum.
+_CURVED = frozenset(
+    "max min abs sign exp exp2 log log1p expm1 sqrt rsqrt cbrt pow integer_pow square tanh logistic erf sin cos clamp floor "
+    "ceil round reduce_max reduce_min reduce_prod argmax argmin".split()
+)
 MSG_MIXED = (
     "{function}: loss: got values of one part of a batch together with cavs.data.total or cavs.data.mean, which are over the "
     "whole batch; expected a loss that follows from such totals and the parameters alone. Write cavs.data.total(x) for every "
@@ -37,6 +44,10 @@ MSG_MEAN = (
     "{function}: loss: got a mean over one part{where}, which would be added up over the parts; expected a sum over graphs, or "
     "cavs.data.mean and cavs.data.total. Write cavs.data.mean(losses) for losses.mean(), cavs.data.total(a) / "
     "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(losses.mean()) for the sum of the means of all parts."
+)
+MSG_CURVED = (
+    "{function}: loss: got {name} of values of one part{where}, which would be added up over the parts; expected a sum over "
+    "graphs. Write f(cavs.data.total(x)) for f(x.sum()), or cavs.data.total(f(x.sum())) to add up that of each part."
 )
 MSG_INSIDE = (
     "{function}: loss: got cavs.data.total or cavs.data.mean inside {name}{where}; expected it outside of loops, conditions, "
@@ -160,41 +171,60 @@ def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
     if not is_whole[0] and (reason := _no_sum(jaxpr, count)):
         message, eqn = reason
         if message is MSG_TERM or function == "sub_batched" and parts > 1:  # `plan` compares the numbers
-            raise TypeError(message.format(function=function, where=line_of(eqn)))
+            raise TypeError(message.format(function=function, name=eqn.primitive.name, where=line_of(eqn)))
     return PartedLoss(jaxpr.invars[:count], jaxpr.invars[count:], before, after, outs, is_whole, totals, parts)
 
 
 def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
     """Returns why the loss of one part is no sum over graphs, a message, and the equation; `None` if nothing was found.
 
-    Such an equation adds a term of the parameters alone, or divides by what the part determines, as a mean does.
+    Such an equation adds a term of the parameters alone, divides by what the part determines, as a mean does, or is curved.
+    Before the last sum over rows everything is allowed: graphs may depend on each other there, as in batch statistics.
     """
     eqns: list[Eqn] = []
-    todo = inlined(jaxpr, {}, eqns)[:1]
+    loss = inlined(jaxpr, {}, eqns, (*PLAIN, "custom_jvp_call"))[0]
+    todo: list[tuple[Atom, list[tuple[float, Eqn]]]] = [(loss, [])]  # values, and the constant factors that follow
     of_params, of_part = (depends(eqns, {*inputs}) for inputs in (jaxpr.invars[:count], jaxpr.invars[count:]))
-    made_by = {v: e for e in eqns for v in e.outvars}
+    made_by, maker = ({v: e for e in eqns for v in e.outvars} for _ in range(2))
     while todo:
-        x = todo.pop()
+        x, factors = todo.pop()
         eqn = made_by.pop(x, None) if is_var(x) else None  # each equation once
         if eqn is None:
             continue
-        read = [x for x in eqn.invars if is_var(x)]
-        part_operands, is_sum = [x for x in read if x in of_part], eqn.primitive.name in _SUMS
-        if is_sum and any(x in of_params and x not in of_part for x in read):
+        name, read = eqn.primitive.name, [x for x in eqn.invars if is_var(x)]
+        part_operands = [x for x in read if x in of_part]
+        if name in _SUMS and any(x in of_params and x not in of_part for x in read):
             return MSG_TERM, eqn
-        if eqn.primitive.name == "div" and (len(part_operands) == 2 or _is_mean(eqn, made_by)):
+        if name == "div" and len(part_operands) == 2:
             return MSG_MEAN, eqn
-        todo += part_operands if is_sum or eqn.primitive.name in _SCALES and len(part_operands) == 1 else []
+        of_many = [_of_many(x, maker, of_part) for x in part_operands]
+        if name in _CURVED and any(of_many) or name == "mul" and len(part_operands) == 2 and all(of_many):
+            return MSG_CURVED, eqn
+        if name == "reduce_sum":  # factors may be rounded to 16 bits
+            counts = np.cumprod(eqn.invars[0].aval.shape)  # of rows, ..., and of all values
+            if of_mean := [e for factor, e in factors if np.isclose(factor * counts[counts > 1], 1, 4e-3).any()]:
+                return MSG_MEAN, of_mean[0]
+        factors = [*factors, *((_factor(x, name), eqn) for x in eqn.invars if not is_var(x) and name in ("mul", "div"))]
+        if name in _SUMS or name == "select_n" or name in _SCALES and len(part_operands) == 1:
+            todo += [(x, factors) for x in part_operands]
     return None
 
 
-def _is_mean(eqn: Eqn, made_by: dict[Var, Eqn]) -> bool:
-    """Returns whether a quotient is a sum of values, divided by their number."""
-    x, divisor = eqn.invars
-    maker = made_by.get(x) if is_var(x) else None
-    if maker is None or maker.primitive.name != "reduce_sum" or is_var(divisor):
-        return False
-    return bool(divisor.val * eqn.outvars[0].aval.size == maker.invars[0].aval.size)
+def _factor(x: Any, name: str) -> float:
+    """Returns by what an equation multiplies, given the literal that it multiplies with or divides by."""
+    return float(x.val) if name == "mul" else 1 / float(x.val or math.inf)
+
+
+def _of_many(x: Var, maker: dict[Var, Eqn], of_part: set[Var]) -> bool:
+    """Returns whether several numbers of a part are joined in this one. A part of one row may be a number itself."""
+    todo, seen = [x], set[Var]()
+    while todo:
+        if (x := todo.pop()).aval.size > 1:
+            return True
+        if x not in seen and x in maker:
+            todo += [y for y in maker[x].invars if is_var(y) and y in of_part]
+        seen.add(x)
+    return False
 
 
 def _is_total(eqn: Eqn) -> bool:

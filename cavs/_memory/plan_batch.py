@@ -28,6 +28,7 @@ from cavs._memory.fit import (
     compiler_options,
 )
 from cavs._memory.search import BatchGradient, check_parts
+from cavs._readers.files import write_whole
 
 
 def plan(
@@ -273,8 +274,7 @@ class BatchPlan:
         """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
         record: dict[str, Any] = self._choice._asdict() | {"names": dict(self._batch.names)}
         record |= {"samples": len(self._batch.data), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
-        with open(path, "w") as file:
-            json.dump(record, file, indent=1)
+        write_whole(path, json.dumps(record, indent=1).encode())
 
     def __str__(self) -> str:
         data, budget = self._batch.data, self._budget

@@ -84,9 +84,15 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
     value, grads = jax.jit(jax.value_and_grad(total))(params, stacks)
     ```
 
+    What follows the last sum over rows in `loss` is checked: a mean, a quotient of two sums, a sum divided by the number of its
+    rows, and a maximum, a power and the like of a sub-batch are refused. What is not checked, and would be added up: statistics
+    of a sub-batch before that sum, such as batch normalisation; constants, as in `losses.sum() + 1`; single elements, such as
+    `losses[0]`; and means by weights, `losses @ weights`. Write `cavs.data.total(y)` to add up any `y` of each part on purpose,
+    such as `cavs.data.total(sum(x[i].mean() for i in range(n)))`, whose means of single graphs cannot be told from others.
+
     Args:
         loss: `loss(params, batch)`, a scalar: a sum over the graphs of the batch, or computed from `cavs.data.total` and
-            `cavs.data.mean` and the parameters. Maxima are of one sub-batch, and would be added up.
+            `cavs.data.mean` and the parameters.
         has_aux: whether `loss` returns `(loss, aux)`. The arrays of `aux` are added up, if they do not follow from totals; they
             have no gradient.
 
@@ -98,8 +104,8 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
     Raises:
         ValueError: when it is called, if sub-batches differ in their shapes.
         TypeError: when it is called, if `stacks` is not a list, or `loss` does not return a float scalar, adds a sum
-            over graphs to a total, or a term of the parameters alone to a sum over graphs, is a mean over one sub-batch, or
-            takes totals inside a loop.
+            over graphs to a total, or a term of the parameters alone to a sum over graphs, is a mean or another function of
+            one sub-batch that is no sum, or takes totals inside a loop.
     """
     if not callable(loss):
         raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")

@@ -133,6 +133,15 @@ def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = N
         raise format_error(path, None, error, "graphs as cavs.io.save_npz writes them") from error
 
 
+def has_stamp(data: bytes) -> bool:
+    """Whether `graphs_to_bytes` of any version wrote this content with a stamp, as for a cache. `save_npz` writes none."""
+    try:
+        arrays = stored_arrays(io.BytesIO(data), max(ALLOWANCE, RATIO * len(data)))
+    except Exception:  # see stored_arrays
+        return False
+    return "cavs_version" in arrays and "stamp" in arrays and arrays["stamp"].size > 0
+
+
 def _build(arrays: dict[str, np.ndarray]) -> Graphs:
     num_children = _counts(arrays, "child_offsets", len(_array(arrays, "children")))
     num_vertices = _counts(arrays, "vertex_offsets", len(num_children))

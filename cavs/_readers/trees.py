@@ -13,7 +13,7 @@ import numpy as np
 from cavs._graphs.flat import children_of_parents, number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers.files import read_whole
-from cavs._readers.npz import graphs_from_bytes, graphs_to_bytes
+from cavs._readers.npz import graphs_from_bytes, graphs_to_bytes, has_stamp
 from cavs._readers.source import FormatError, Path, format_error, line_at, read_utf8, utf8_of_lines, write_bytes
 
 
@@ -41,8 +41,8 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
         source: the path of a file, which is decompressed if its name ends in `.gz`; or a file opened as text; or any
             iterable of lines, such as `["(3 (2 good) (2 .))"]`.
         cache: if `True`, stores the graphs in `<source>.npz`, and reads that file instead as long as the size and the
-            modification time of `source` do not change. A cache that is damaged or of another version is replaced. If it
-            cannot be written, a warning is issued.
+            modification time of `source` do not change. A cache of another version is replaced. If it cannot be written, or
+            that file is another one, such as of [`cavs.io.save_npz`][], which is never replaced, a warning is issued.
 
     Returns:
         The graphs, one per tree.
@@ -72,11 +72,12 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
         return graphs_from_bytes(cached, read_whole(cached), stamp)
     graphs = _parse(source, read_utf8(source))
     try:
+        if os.path.lexists(cached) and not has_stamp(read_whole(cached)):
+            raise FileExistsError(errno.EEXIST, "a file that is no cache, or a damaged one, has its name", cached)
         write_bytes(cached, graphs_to_bytes(graphs, stamp))
     except OSError as error:
-        warnings.warn(
-            f"read_trees: no cache was written ({error}). Make the folder writable, or write cache=False.", stacklevel=2
-        )
+        cure = "Rename or delete that file" if isinstance(error, FileExistsError) else "Make the folder writable"
+        warnings.warn(f"read_trees: no cache was written ({error}). {cure}, or write cache=False.", stacklevel=2)
     return graphs
 
 

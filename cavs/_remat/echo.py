@@ -31,6 +31,7 @@ from cavs._memory.fit import (
     no_collections,
 )
 from cavs._memory.plan_batch import columns
+from cavs._readers.files import write_whole
 from cavs._remat.graph import mark, with_derivative
 from cavs._remat.loops import Point, Region
 from cavs._remat.pareto import ParetoSearch
@@ -145,8 +146,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
-        with open(path, "w") as file:
-            json.dump(self._point.as_json(), file)
+        write_whole(path, json.dumps(self._point.as_json()).encode())
 
     def rows(self) -> list[Row]:
         """Returns the kept values, the largest first."""

@@ -44,7 +44,7 @@ class Log:
     | `step` | training steps so far |
     | `epoch`, `batch` | the position of the loader |
     | `seconds` | the length of this time |
-    | `loss`, ... | the mean of each metric over these steps |
+    | `loss`, ... | the mean of each metric over those of these steps that have it |
     | `steps_per_second` | training steps per second |
     | `vertices_per_second` | vertices per second, without padding, if the loader was given a batch size |
     | `device` | the fraction of the time in which the device computed |
@@ -174,7 +174,8 @@ class _Report:
     def __init__(self, writers: tuple[Write, ...], metrics: Callable[[Any], PyTree]):
         self.writers, self.metrics = writers, metrics
         self.begun = self.finished = time.perf_counter()
-        self.busy, self.steps, self.sums = 0.0, 0, {}
+        self.busy, self.steps = 0.0, 0
+        self.sums: dict[str, tuple[float, int]] = {}  # of each metric over the steps that have it, and their number
 
     def add(self, dispatched: float, steps: int, values: PyTree, about: Record | None) -> None:
         """Adds results, unless there are no `steps`, and writes a report if it is told `about` the loader."""
@@ -184,7 +185,8 @@ class _Report:
             self.busy += now - max(dispatched, self.finished)
             self.finished, self.steps = now, self.steps + steps
             for name, x in self.metrics(values).items():
-                self.sums[name] = self.sums.get(name, 0.0) + steps * float(np.mean(np.asarray(x, np.float64)))
+                total, count = self.sums.get(name, (0.0, 0))
+                self.sums[name] = (total + steps * float(np.mean(np.asarray(x, np.float64))), count + steps)
         if about is not None:
             self._write(about, now)
 
@@ -192,7 +194,7 @@ class _Report:
         seconds = max(now - self.begun, 1e-9)
         waited, vertices = about.pop("waited"), about.pop("vertices", None)
         device, waiting = (min(1.0, x / seconds) for x in (self.busy, waited))
-        record = {**about, "seconds": seconds, **{name: x / self.steps for name, x in self.sums.items()}}
+        record = {**about, "seconds": seconds, **{name: x / count for name, (x, count) in self.sums.items()}}
         record["steps_per_second"] = self.steps / seconds
         if vertices is not None:
             record["vertices_per_second"] = vertices * self.steps / seconds

@@ -23,6 +23,7 @@ from cavs._fit.report import (
     print_scores as print_scores,
     shown as shown,
     write_figure as write_figure,
+    write_text as write_text,
 )
 from cavs._fit.scores import (
     ConfusionMatrix as ConfusionMatrix,

@@ -265,6 +265,8 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     ):
         parser.add_argument(f"--{name}", action="store_true", default=False, help=description)
     args = parser.parse_args(words)
+    if args.out is not None and all(map(os.path.exists, (args.out, args.file))) and os.path.samefile(args.out, args.file):
+        raise Mistake(f"--out: got {args.out}, which is FILE; expected another file, as its samples would be replaced.")
     recipe, params = _load(args.checkpoint, kind)
     with given_file(args.file) as path:
         rows = recipe.predict(params, path, args.vertices, args.probabilities)
@@ -276,7 +278,7 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
         else:
             text = "".join(f"{line}\n" for line in lines)
             with written(args.out):
-                Path(args.out).write_text(text, encoding="utf-8")
+                cavs.data.write_text(text, args.out)
     return 0
 
 

@@ -154,7 +154,7 @@ class Messages:
             return
         if "test" in results:
             content = {"epoch": best["epoch"], "test": results["test"]}
-            (keeper.folder / "test.json").write_text(json.dumps(content, indent=1))
+            cavs.data.write_text(json.dumps(content, indent=1), keeper.folder / "test.json")
         cavs.data.draw_history(keeper.history, keeper.folder / "curve.png", recipe.scores)
         self.console.print(_results(recipe, run.data.parts, results))
         folder = shlex.quote(str(keeper.folder))

@@ -196,7 +196,10 @@ def _with_targets(graphs: cavs.Graphs, at: str, where: str) -> cavs.Graphs:
     """The graphs with float64 targets. Raises a `Mistake` if there are none, or they are not single finite numbers."""
     labels = graphs.graph_label if at == "graph" else graphs.label
     if labels is not None and labels.ndim > 1:
-        raise Mistake(f"{where}: got labels of shape {labels.shape[1:]}; --task regression expects one number each.")
+        raise Mistake(
+            f"{where}: got labels of shape {labels.shape[1:]}; expected one number each. For several write a loop with "
+            "cavs.data.Loader."
+        )
     values = targets(graphs, at)
     if np.isnan(values).all() or np.isinf(values).any():
         noun = {"graph": "each graph", "root": "each root", "all": "vertices"}[at]

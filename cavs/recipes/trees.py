@@ -166,7 +166,11 @@ class Trees(recipes.Recipe):
 def _read_labelled(path: str, name: str) -> cavs.Graphs:
     graphs = recipes.read_graphs(path, name)
     prefix = f"{recipes.flag(name)}: got {path}"
-    if graphs.graph_label is not None or graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):
+    numbers = graphs.label if graphs.graph_label is None else graphs.graph_label
+    if numbers is not None and numbers.ndim > 1:
+        got = f"{prefix} with several numbers per label, of shape {numbers.shape[1:]}"
+        raise Mistake(f"{got}; expected one label each, as every --task does. For several write a loop with cavs.data.Loader.")
+    if graphs.graph_label is not None or numbers is not None and numbers.dtype != np.int32:
         raise Mistake(f"{prefix} with numbers to predict as labels. Write: cavs train --task regression FILE")
     if graphs.label is None or not (graphs.label >= 0).any():
         raise Mistake(f"{prefix} without labels; expected a label at each root or at every vertex. To label it, write: predict")

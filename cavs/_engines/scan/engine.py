@@ -166,7 +166,7 @@ def _computed(
         real = count[ROW]
         read = {v: repeated(x, jnp.arange(x.shape[0]) < count[level[v]]) for v, x in read.items()}
     env = kind.fixed | read
-    evaluate(kind.eqns, env, level, segments, span.size, kind.turned, real, fusion)
+    evaluate(kind.eqns, env, level, segments, span.size, kind.turned, real, fusion=fusion)
     new_states = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
     sizes = [span.edges if lv == EDGE else span.size for lv in kind.level]
     stored = zip(kind.stored, kind.level, sizes, strict=True)
