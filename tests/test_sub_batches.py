@@ -270,6 +270,7 @@ def test_means_that_are_part_of_a_sum_are_allowed():
         (lambda p, x: jnp.mean(p * x, -1).sum(), x.mean(-1).sum()),  # over the features of each graph
         (lambda p, x: cavs.data.total(jnp.mean(p * x)), x.mean((1, 2)).sum()),
         (lambda p, x: jnp.sum(p * x) / 12, x.mean()),  # the number of all elements
+        (lambda p, x: 0.5 * jnp.sum(p * x), 0.5 * x.sum()),  # a part has two rows, by chance
         (lambda p, x: cavs.data.total(sum(jnp.mean(p * y) for y in x)), x.mean(-1).sum()),  # of each graph
         (lambda p, x: cavs.data.total(jnp.maximum(jnp.sum(p * x), 0)), x.sum()),
     ]:

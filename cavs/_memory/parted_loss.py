@@ -204,10 +204,15 @@ def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
             counts = np.cumprod(eqn.invars[0].aval.shape)  # of rows, ..., and of all values
             if of_mean := [e for factor, e in factors if np.isclose(factor * counts[counts > 1], 1, 4e-3).any()]:
                 return MSG_MEAN, of_mean[0]
-        factors = [*factors, *((_factor(x, name), eqn) for x in eqn.invars if not is_var(x) and name in ("mul", "div"))]
+        factors = [*factors, *((_factor(x, name), eqn) for x in eqn.invars if not is_var(x) and _may_average(name, x.val))]
         if name in _SUMS or name == "select_n" or name in _SCALES and len(part_operands) == 1:
             todo += [(x, factors) for x in part_operands]
     return None
+
+
+def _may_average(name: str, factor: Any) -> bool:
+    """Returns whether an equation with this literal may be part of a mean. A product with 0.5 is that of a squared error."""
+    return name == "div" or name == "mul" and factor != 0.5
 
 
 def _factor(x: Any, name: str) -> float:
