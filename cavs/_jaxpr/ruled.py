@@ -218,7 +218,8 @@ def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -
 def _lower(context: Any, *operands: Any, call: Any, rules: Rules) -> Any:
     if rules.exported is not None and context.module_context.lowering_parameters.for_export:
         call, rules = None, dataclasses.replace(rules, run=rules.exported)
-    return mlir.lower_fun(_run)(context, *operands, call=call, rules=rules)
+    with unchecked() if rules.sealed else contextlib.nullcontext():  # equations inside may trace when they are lowered
+        return mlir.lower_fun(_run)(context, *operands, call=call, rules=rules)
 
 
 ruled_p.def_impl(always_compiled(_run))
