@@ -141,7 +141,8 @@ class VertexFunction(Generic[Pushed]):
         """
         floats: list[jnp.dtype] = []
         for tree in (params, inputs):
-            floats = floats or [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+            leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+            floats = floats or [x.dtype for x in leaves if not getattr(x, "weak_type", False)] or [x.dtype for x in leaves]
         dtype = promoting(jnp.result_type)(*floats) if floats else jnp.result_type(float)
         shaped = [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
         return [a if key_impl(a) else a.update(dtype=jax.dtypes.canonicalize_dtype(a.dtype)) for a in shaped]
