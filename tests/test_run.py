@@ -277,3 +277,4 @@ def test_numbers_of_python_promote_no_dtype() -> None:
         got = cavs.run(F, params, cavs.schedule(graphs), x)
         assert got.dtype == jnp.bfloat16
         assert_close(got, cavs.interpret(F, params, graphs, x), 1e-2)
+        assert "Leaves" in cavs.explain(F, params, x[0])
