@@ -137,6 +137,7 @@ class VertexFunction(Generic[Pushed]):
     def state_avals(self, params: PyTree, inputs: PyTree) -> list[jax.ShapeDtypeStruct]:
         """Returns shapes and dtypes of the state's leaves. Bare shapes get the dtype of the floating parameters (or inputs).
 
+        Numbers of Python, whose type is weak, count only if there are no others.
         In JAX's 32 bits a float64 is a float32, as for all arrays.
         """
         floats: list[jnp.dtype] = []
