@@ -402,3 +402,23 @@ def test_complex_states(graphs: str, segments: int) -> None:
         return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x)
 
     assert_close(of(lambda p, x: cavs.run(F, p, sched, x)), of(lambda p, x: cavs.interpret(F, p, batch, x)), 1e-10)
+
+
+@pytest.mark.parametrize("optimizations", [None, cavs.Optimizations(lazy=False)])
+def test_states_of_8_bits(optimizations: cavs.Optimizations | None) -> None:
+    """Sums of a few small integers are exact in 8 bits, in any order."""
+    low = jnp.float8_e4m3fn
+
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        total = v.gather_all(lambda s: s.astype(jnp.float32)) * (p + p).astype(jnp.float32)
+        done(v, (v.pull().astype(jnp.float32) + total).astype(low))
+
+    F = cavs.VertexFunction(fn, state=jax.ShapeDtypeStruct((), low), optimizations=optimizations or cavs.Optimizations())
+    x, sched = jnp.ones(DAG.num_vertices, low), cavs.schedule(DAG)
+    chosen = np.array([3, 2, 2])
+
+    def of(run: Any) -> Any:
+        return jax.jit(jax.value_and_grad(lambda p, x: run(p, x).astype(jnp.float32).sum(), (0, 1)))(jnp.asarray(0.5, low), x)
+
+    got = of(lambda p, x: cavs.run(F, p, sched, x, select=chosen))
+    assert_close(got, of(lambda p, x: cavs.interpret(F, p, DAG, x)[chosen]), 0)

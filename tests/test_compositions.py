@@ -39,6 +39,7 @@ BY_HAND = [
     *zip(("segments", "native segments", "recompute run"), OUTSIDE[3:], strict=True),
     *((name, SECOND[k]) for k, name in enumerate(("native segments", "native", "recompute min"))),
     ("recompute run", CHECKED[0]),
+    ("segments", ("shard_map checked", "jvp")),  # equations in the loop over segments trace when they are lowered
     *(("persistent", names) for names in INTERPRETED),
 ]
 

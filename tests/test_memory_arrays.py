@@ -105,3 +105,14 @@ def test_a_batch_that_parts_do_not_divide_is_refused():
     plan = cavs.memory.plan(regression, PARAMS, CASES["a pair"][1], parts=4)
     with pytest.raises(ValueError, match="batch: got 6 samples; expected a multiple of 4"):
         plan.batch((X[:6], Y[:6]))
+
+
+def test_a_loss_that_is_no_scalar_is_refused_in_one_part_too():
+    with pytest.raises(TypeError, match=r"plan: loss: got float\d+\[48\]; expected a float scalar"):
+        cavs.memory.plan(lambda p, b: net(p, b).sum(1), PARAMS, X, parts=1)
+
+
+def test_arrays_of_64_bits_are_planned_in_the_32_bits_that_jax_computes_with():
+    """JAX warns about shapes of 64 bits, which are an error here."""
+    with jax.enable_x64(False):
+        assert cavs.memory.plan(lambda w, x: (x @ w).sum(), np.ones(3), np.ones((4, 3)), 4096).parts == 1

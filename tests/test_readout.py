@@ -90,5 +90,7 @@ def test_readout_refuses_what_does_not_fit() -> None:
         cavs.readout(h, schedule, score=h[:, 0])
     with pytest.raises(ValueError, match=f"expected a first axis of {rows} or"):
         cavs.readout(h[1:], schedule)
+    with pytest.raises(ValueError, match=r"got leaves of shapes \[\(\), .*Write np.asarray\(rows\) for nested lists"):
+        cavs.readout([[1.0]] * rows, schedule)
     with pytest.raises(ValueError, match="and a 1-d score"):
         cavs.readout(h, schedule, "softmax", score=h)

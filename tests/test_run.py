@@ -261,3 +261,20 @@ def test_dtypes_are_promoted_inside_of_cavs_alone(dtype: Any) -> None:
     mixing = cavs.VertexFunction(lambda p, v: v.push(p[0] * np.ones(H, np.float16)), state=(H,))
     with jax.numpy_dtype_promotion("strict"), pytest.raises(ValueError, match="strict"):
         cavs.run(mixing, p, sched, x)
+
+
+def test_numbers_of_python_promote_no_dtype() -> None:
+    """As in JAX, also among the parameters, and in arrays that JAX makes of such numbers."""
+
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.pull() * p["scale"] + v.gather_all(lambda s: s @ p["u"]))
+        v.scatter(h)
+        v.push(h)
+
+    F, graphs = cavs.VertexFunction(fn, state=(H,)), GRAPHS["trees"]
+    params = {"scale": 0.5, "u": jnp.eye(H, dtype=jnp.bfloat16)}
+    for x in (jnp.ones((graphs.num_vertices, H), jnp.bfloat16), jnp.full((graphs.num_vertices, H), 1.0)):
+        got = cavs.run(F, params, cavs.schedule(graphs), x)
+        assert got.dtype == jnp.bfloat16
+        assert_close(got, cavs.interpret(F, params, graphs, x), 1e-2)
+        assert "Leaves" in cavs.explain(F, params, x[0])

@@ -290,6 +290,11 @@ def test_stacks_of_other_shapes_are_refused():
     assert total(1.0, [jnp.ones((2, 3)), jnp.ones((5, 3))]) == 1
     with pytest.raises(ValueError, match=r"sub_batched: stacks: got sub-batches of 2 shapes; .*Loader\(..., shapes=1\)"):
         total(1.0, [jnp.ones((4, 4)), jnp.ones((1, 8))])
+    for ragged in ((jnp.ones((2, 3)), jnp.ones((5, 3))), (jnp.ones((2, 3)), jnp.float32(1))):
+        with pytest.raises(ValueError, match=r"stacks: got arrays of leading axes .*; expected one number of sub-batches"):
+            total(1.0, [ragged])
+    with pytest.raises(ValueError, match=r"Schedule.roots: got one integer .*write jax.tree.map.* for a stack"):
+        cavs.memory.sub_batched(lambda w, sched: w * sched.roots.sum())(1.0, [cavs.schedule(cavs.from_lengths([3]))])
     F = cavs.VertexFunction(lambda w, v: (v.scatter(v.gather(0) + w), v.push(v.gather(0) + w))[1], state=())
     short, long = (jax.tree.map(lambda x: x[None], cavs.schedule(cavs.from_lengths([n] * 4))) for n in (1, 9))
     with pytest.raises(ValueError, match="got sub-batches of 2 shapes"):

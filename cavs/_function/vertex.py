@@ -137,11 +137,13 @@ class VertexFunction(Generic[Pushed]):
     def state_avals(self, params: PyTree, inputs: PyTree) -> list[jax.ShapeDtypeStruct]:
         """Returns shapes and dtypes of the state's leaves. Bare shapes get the dtype of the floating parameters (or inputs).
 
+        Numbers of Python, whose type is weak, count only if there are no others.
         In JAX's 32 bits a float64 is a float32, as for all arrays.
         """
         floats: list[jnp.dtype] = []
         for tree in (params, inputs):
-            floats = floats or [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+            leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+            floats = floats or [x.dtype for x in leaves if not getattr(x, "weak_type", False)] or [x.dtype for x in leaves]
         dtype = promoting(jnp.result_type)(*floats) if floats else jnp.result_type(float)
         shaped = [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
         return [a if key_impl(a) else a.update(dtype=jax.dtypes.canonicalize_dtype(a.dtype)) for a in shaped]

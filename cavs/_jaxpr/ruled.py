@@ -48,6 +48,10 @@ class Rules:
     # The function that `jax.export` gets instead, as other processes cannot run `run`; `None` if they can.
     exported: Flat | None = None
 
+    def context(self) -> contextlib.AbstractContextManager[object]:
+        """Returns the context in which JAX traces and lowers the function."""
+        return unchecked() if self.sealed else contextlib.nullcontext()
+
 
 R = TypeVar("R", bound=Rules)
 
@@ -156,10 +160,8 @@ def mapping(axis: Any) -> Callable[..., Flat]:
 
 def _run(*operands: jax.Array, call: Any, rules: Rules) -> Arrays:
     run = rules.run if call is None else jex.jaxpr_as_fun(call)
-    if not rules.sealed:
-        return run(*operands)
-    with unchecked():
-        return run(*untyped(operands))
+    with rules.context():
+        return run(*(untyped(operands) if rules.sealed else operands))
 
 
 def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> Any:
@@ -171,7 +173,7 @@ def retraced(rules: Rules, operands: Sequence[Any]) -> Any:
     """Returns the function as a jaxpr, without what nobody reads, which lowering would not remove inside."""
     if rules.sealed:
         operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in operands]
-    with unchecked() if rules.sealed else contextlib.nullcontext():
+    with rules.context():
         jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(rules.run)(*operands)))
     assert not any(isinstance(x, Tracer) for x in consts), "a function with rules closes over tracers"
     jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
@@ -218,7 +220,8 @@ def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -
 def _lower(context: Any, *operands: Any, call: Any, rules: Rules) -> Any:
     if rules.exported is not None and context.module_context.lowering_parameters.for_export:
         call, rules = None, dataclasses.replace(rules, run=rules.exported)
-    return mlir.lower_fun(_run)(context, *operands, call=call, rules=rules)
+    with rules.context():  # equations inside may trace when they are lowered
+        return mlir.lower_fun(_run)(context, *operands, call=call, rules=rules)
 
 
 ruled_p.def_impl(always_compiled(_run))

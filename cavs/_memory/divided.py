@@ -104,7 +104,7 @@ class DividedArrays:
 
     def structs(self, choice: Choice) -> PyTree:
         """Returns the shapes and dtypes of the batch as `arranged` returns it."""
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.whole)
+        return jax.eval_shape(lambda batch: batch, self.whole)
 
     def few(self, parts: int) -> tuple[PyTree, PyTree, int]:
         """Returns some samples in one part and in two, as `arranged` does, and their number; as many as in two of `parts`."""
@@ -203,7 +203,7 @@ class DividedGraphs:
         return summed
 
     def structs(self, choice: Choice) -> PyTree:
-        part = _stacked([self._first(choice)], self.collate)
+        part = jax.eval_shape(lambda batch: batch, _stacked([self._first(choice)], self.collate))
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((choice.parts, *x.shape[1:]), x.dtype), part)
 
     def _first(self, choice: Choice) -> Part:

@@ -30,6 +30,7 @@ from cavs._memory.fit import (
     compiled_step,
     values,
 )
+from cavs._memory.sub_batches import checked_scalar
 from cavs.kernels import Target
 
 # A larger relative difference is none of rounding, nor so many steps of the coarsest dtype.
@@ -183,7 +184,8 @@ class BatchGradient:
     def loss_of(self, choice: Choice) -> Loss:
         """Returns the loss of all parts of a batch, whose derivative keeps what `names` say."""
         loss = tuned(self.loss, MemoryOptions(False, self.names, choice.parts > 1), lambda calls: self._note(choice, calls))
-        return self.data.in_parts(loss, choice)
+        whole = self.data.in_parts(loss, choice)
+        return lambda params, batch: checked_scalar("plan", whole(params, batch))
 
     def _note(self, choice: Choice, calls: list[TunableRules]) -> None:
         """Checks the names of values, and notes the engines that run."""

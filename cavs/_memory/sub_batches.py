@@ -112,24 +112,36 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
     return summed_over_parts("sub_batched", loss, has_aux)
 
 
+def checked_scalar(function: str, value: Any, hint: str = "") -> jax.Array:
+    """Returns what a loss returned. Raises a `TypeError`, in the name of `function`, if it is no float scalar."""
+    if not isinstance(value, jax.Array) or value.shape or not is_float(value):
+        got = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
+        raise TypeError(
+            f"{function}: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...){hint}."
+        )
+    return value
+
+
 def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """Returns what `sub_batched` returns. Errors name `function`."""
 
+    hint = ", and has_aux=True if the loss returns more" * (function == "sub_batched")
+
     def one(params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
         value, aux = loss(params, batch) if has_aux else (loss(params, batch), ())
-        if not isinstance(value, jax.Array) or value.shape or not is_float(value):
-            got = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
-            hint = ", and has_aux=True if the loss returns more" * (function == "sub_batched")
-            raise TypeError(
-                f"{function}: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...){hint}."
-            )
-        return value, aux
+        return checked_scalar(function, value, hint), aux
 
     def checked(params: PyTree, stacks: list[PyTree]) -> Any:
         if not isinstance(stacks, list) or not stacks:  # a tuple may be a batch: `(sched, x)`
             raise TypeError(
                 f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write [batch] for "
                 "each batch of cavs.data.Loader(..., parts=8, steps=1)."
+            )
+        lengths = [{jnp.shape(x)[:1] for x in jax.tree.leaves(s)} for s in stacks]
+        if any(len(of) > 1 or () in of for of in lengths):
+            raise ValueError(
+                f"{function}: stacks: got arrays of leading axes {sorted(set().union(*lengths))}; expected one number of "
+                "sub-batches in all arrays of a stack. Write jax.tree.map(lambda *xs: jnp.stack(xs), *batches)."
             )
         alike = {(jax.tree.structure(s), *((jnp.shape(x)[1:], jnp.result_type(x)) for x in jax.tree.leaves(s))) for s in stacks}
         if len(alike) > 1:  # the loss is traced once

@@ -86,7 +86,7 @@ def _no_cotangents(batch: Batch, saved: Saved, in_16_bits: bool) -> Cotangents:
     """
     return Cotangents(
         states={
-            i: batch.zeros(b.shape, b.dtype if in_16_bits else jnp.result_type(b, jnp.float32))
+            i: batch.zeros(b.shape, b.dtype if in_16_bits or b.dtype.itemsize >= 4 else jnp.float32)
             for i, b in enumerate(saved.states)
             if is_float(b) and i not in batch.plan.overwritten
         },

@@ -54,7 +54,7 @@ def explain(
                 "inputs. Write cavs.explain(F, params, inputs) with the inputs of ONE vertex (or shapes of them)."
             )
     else:
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (params, inputs, edges))
+        shapes = jax.eval_shape(lambda *args: args, params, inputs, edges)
         pulled = {"inputs": shapes[1], "kind": jax.ShapeDtypeStruct((), jnp.int32)} if function.mixes else shapes[1]
         plan = plan_of(function, shapes[0], pulled, edges=shapes[2])
     lines, mixes = list[str](), ", ".join(map(repr, plan.function.mixes.values()))

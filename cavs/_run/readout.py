@@ -59,9 +59,10 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
     shapes = [jnp.shape(x) for x in jax.tree.leaves(values)] + ([] if score is None else [jnp.shape(score)])
     rows = {s[0] if s else None for s in shapes}
     if len(rows) > 1 or not rows <= allowed or (score is not None and len(shapes[-1]) != 1):
+        hint = " Write np.asarray(rows) for nested lists." * (None in rows)
         raise ValueError(
-            f"readout: values and score: got leaves of shapes {shapes}; expected a first axis of "
-            f"{' or '.join(map(str, sorted(allowed)))}, one row per vertex, as cavs.run returns it, and a 1-d score."
+            f"readout: values and score: got leaves of shapes {shapes[:8]}; expected a first axis of "
+            f"{' or '.join(map(str, sorted(allowed)))}, one row per vertex, as cavs.run returns it, and a 1-d score.{hint}"
         )
     if not rows:
         return values

@@ -170,8 +170,12 @@ def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.A
 
 def plan_for(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, edges: PyTree) -> FunctionPlan:
     """Returns the plan of F for the arguments of a call of `run`."""
-    param_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), {"inputs": inputs, "edges": edges})
+
+    def struct(x: jax.Array, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:  # keys of jax.random have no weak type
+        return jax.ShapeDtypeStruct(shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+
+    param_shapes = jax.tree.map(lambda x: struct(x, x.shape), params)
+    rows = jax.tree.map(lambda x: struct(x, x.shape[1:]), {"inputs": inputs, "edges": edges})
     return plan_of(F, param_shapes, most=sched.shape.most_children, **rows)
 
 

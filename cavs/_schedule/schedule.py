@@ -25,6 +25,10 @@ MSG_STACK = (
     "cavs.memory.sub_batched(loss)(params, [batch]) for parts, jax.lax.map(lambda batch: ..., stack) for others, or a loader "
     "without parts."
 )
+MSG_ROW = (
+    "Schedule.{name}: got one integer of a schedule; expected all. A schedule was taken for a stack of schedules: write "
+    "jax.tree.map(lambda *xs: jnp.stack(xs), *schedules) for a stack, also of one schedule."
+)
 
 # NumPy's outside `jax.jit` as `cavs.schedule` creates it, JAX's on a device or traced. Type checkers see JAX's.
 Integers: TypeAlias = Any
@@ -106,8 +110,8 @@ class Schedule:
                 "Schedule.roots: got a batch in which a graph has several roots; expected one root per graph. Read out with "
                 "schedule.graph (the graph of each vertex), or add a vertex that gathers the roots."
             )
-        if stack := np.shape(self.data)[:-1]:
-            raise ValueError(MSG_STACK.format(name=name, stack=list(stack)))
+        if len(axes := np.shape(self.data)) != 1:
+            raise ValueError(MSG_STACK.format(name=name, stack=list(axes[:-1])) if axes else MSG_ROW.format(name=name))
         begin, end, dims = slots_of(shape)[name]
         return self.data[begin:end].reshape(dims)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cavs._function.children import wide
 from cavs._function.evaluate import column
 from cavs._function.raw_keys import Shaped
 from cavs._graphs.pytree import PyTree
@@ -77,8 +78,8 @@ def add_rows(g: Floats, i: int, index: jax.Array, ct: Cotangent) -> None:
 
 def summed_rows(ct: jax.Array, index: jax.Array, rows: int) -> jax.Array:
     """Returns (rows, ...), sums of the rows of `ct` with the same `index`, in float32: bfloat16 cannot count to 257."""
-    zeros = jnp.zeros((rows, *ct.shape[1:]), jnp.result_type(ct, jnp.float32))
-    return zeros.at[index].add(ct.astype(zeros.dtype), mode="drop").astype(ct.dtype)
+    terms = wide(ct)
+    return jnp.zeros((rows, *ct.shape[1:]), terms.dtype).at[index].add(terms, mode="drop").astype(ct.dtype)
 
 
 def not_one(index: jax.Array) -> jax.Array:

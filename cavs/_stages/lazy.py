@@ -160,9 +160,8 @@ def _direct_product(
         return None
     if any(x.dtype != jnp.float32 or not math.prod(x.shape) for x in (*avals, out)):
         return None
-    if use.eqn.primitive.name in ("add", "add_any"):
-        bias = _bias(use, level)
-        return None if bias is None else LazyProduct(place[bias], None, cuts[cut], 1)
+    if (bias := _bias(use, level)) is not None:
+        return LazyProduct(place[bias], None, cuts[cut], 1)
     axis = matrix_product(use.eqn, axes)
     if axis is None or 0 not in use.operands:
         return None

@@ -25,6 +25,7 @@ from cavs._engines.scan.task import (
     with_reuse,
     with_whole,
 )
+from cavs._function.children import wide
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
 from cavs._function.vertex import Optimizations
@@ -79,7 +80,7 @@ def backward_levels(
     else:  # the tasks add to gradients, in 32 bits at least, and only that for which the eager part waits is stored
         kinds = [k._replace(stored=[v for v in k.stored if v in k.part.reverse.ct_cross.values()]) for k in kinds]
         filled_totals = (filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True))
-        totals = [{i: x.astype(jnp.result_type(x, jnp.float32)) for i, x in total.items()} for total in filled_totals]
+        totals = [{i: wide(x) for i, x in total.items()} for total in filled_totals]
     loop = Loop(sched, batch.zeros, kinds, options)
     tasks_left, g, cuts, totals = (rounds or rounds_back)(loop, jnp.asarray(sched.num_tasks, jnp.int32), g, totals)
     totals = [{i: x.astype(like[i].dtype) for i, x in total.items()} for total, like in zip(totals, saved.statics, strict=True)]
