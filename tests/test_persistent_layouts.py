@@ -23,21 +23,23 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 @INTERPRETER
 @pytest.mark.parametrize("name", few(["ElmanRNN", "LSTM"], 1))
-def test_tight_weights_in_the_interpreter(name: str) -> None:
-    """Three tf32 numbers in two words: the same as one in each."""
+def test_tight_and_streaming_weights_in_the_interpreter(name: str) -> None:
+    """Three tf32 numbers in two words, on the chip and from memory: the same as one in each."""
     make, graphs = CASES[name]
     F, params = make(48)
     x = inputs_of(name, graphs)
-    found = []
-    for tight in (False, True):
-
-        def narrow(level: Any, forward: bool, config: Any, tight: bool = tight) -> Any:
-            return dataclasses.replace(config, precision="tf32", tight=tight)
-
-        found.append(values(make(48)[0], params, graphs, x, laid_out(narrow, interpret=True)))
-    assert_near(found[1], found[0], 1e-6)
+    loose, *others = (
+        values(make(48)[0], params, graphs, x, laid_out(functools.partial(_with_weights, *place), interpret=True))
+        for place in ((False, True), (True, True), (True, False))
+    )
+    for found in others:
+        assert_near(found, loose, 1e-6)
     with jax.default_matmul_precision("highest"):
-        assert_near(found[1], values(F, params, graphs, x, "scan"), 2e-3)
+        assert_near(loose, values(F, params, graphs, x, "scan"), 2e-3)
+
+
+def _with_weights(tight: bool, resident: bool, level: Any, forward: bool, config: Any) -> Any:
+    return dataclasses.replace(config, precision="tf32", tight=tight, resident=resident)
 
 
 @INTERPRETER
