@@ -44,8 +44,8 @@ MSG_TERM = (
 MSG_MEAN = (
     "{function}: loss: got a mean over one part{where}, which would be added up over the parts; expected a sum over graphs, or "
     "cavs.data.mean and cavs.data.total. Write cavs.data.mean(losses) for losses.mean(), cavs.data.total(a) / "
-    "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(y) to add up y of all parts: y = losses.mean(), or a sum whose "
-    "weight only happens to be 1 / n."
+    "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(y) to add up the y of all parts, such as losses.mean(), or "
+    "a sum whose weight only happens to be 1 / n."
 )
 MSG_CURVED = (
     "{function}: loss: got {name} of values of one part{where}, which would be added up over the parts; expected a sum over "
@@ -223,7 +223,7 @@ def _factor(x: Any, name: str) -> float:
     return float(x.val) if name == "mul" else 1 / float(x.val or math.inf)
 
 
-def _adds_sums(eqn: Eqn, maker: dict[Var, Eqn], of_part: set[Var]) -> bool:
+def _adds_sums(eqn: Eqn, maker: dict[Any, Eqn], of_part: set[Var]) -> bool:
     """Returns whether an equation adds up scaled sums over rows, as in `losses.mean(0).sum()`. Stacked arrays are no rows."""
     x = eqn.invars[0]
     while (made := maker.get(x)) is not None and made.primitive.name in _SCALES:
