@@ -225,7 +225,7 @@ class Keeper:
             )
         self._begun = self._saved = time.monotonic()
         while not (self.done or self.stopped):
-            if not self._loader.batch:  # a new epoch
+            if not (self._loader.batch and self._loader._restored):  # a new epoch, also if the loop before was left early
                 self._sums, self._seconds, self._begun = {}, 0.0, time.monotonic()
             for batches in self._loader:
                 yield batches
