@@ -255,6 +255,7 @@ def test_aux_is_of_the_whole_batch_too(case):
         (lambda p, x: 2 * jnp.sum(p * x) ** 2, "got (integer_pow|square) of values of one part"),
         (lambda p, x: jnp.where(p > 0, jnp.sqrt(1 + p * x @ x), 0), "got sqrt of values of one part"),
         (lambda p, x: jnp.sum(p * x) * jnp.sum(x), "got mul of values of one part"),
+        (lambda p, x: p / jnp.sum(x), "got div of values of one part"),
         (lambda p, x: jax.nn.relu(jnp.sum(p * x)), "got max of values of one part"),
         (lambda p, x: jnp.max(p * x), "got reduce_max of values of one part"),
         (lambda p, x: jax.nn.logsumexp(p * x), "got (log|max|reduce_max) of values of one part"),

@@ -200,27 +200,26 @@ def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
         if name == "div" and len(part_operands) == 2:
             return MSG_MEAN, eqn
         of_many = [_of_many(x, maker, of_part) for x in part_operands]
-        if name in _CURVED and any(of_many) or name == "mul" and len(part_operands) == 2 and all(of_many):
+        curved = name in _CURVED or name == "div" and part_operands != eqn.invars[:1]
+        if curved and any(of_many) or name == "mul" and len(part_operands) == 2 and all(of_many):
             return MSG_CURVED, eqn
         if name == "reduce_sum":  # factors may be rounded to 16 bits
             counts = np.cumprod(eqn.invars[0].aval.shape)  # of rows, ..., and of all values
             if of_mean := [e for factor, e in factors if np.isclose(factor * counts[counts > 1], 1, 4e-3).any()]:
                 return MSG_MEAN, of_mean[0]
-        factors = [*factors, *((_factor(x, name), eqn) for x in eqn.invars if not is_var(x) and _may_average(name, x.val))]
+        factors = [*factors, *((factor, eqn) for factor in _factors(eqn))]
         goes_on = name == "reduce_sum" and _adds_sums(eqn, maker, of_part)
         if goes_on or name in _SUMS or name == "select_n" or name in _SCALES and len(part_operands) == 1:
             todo += [(x, factors) for x in part_operands]
     return None
 
 
-def _may_average(name: str, factor: Any) -> bool:
-    """Returns whether an equation with this literal may be part of a mean. A product with 0.5 is that of a squared error."""
-    return name == "div" or name == "mul" and factor != 0.5
-
-
-def _factor(x: Any, name: str) -> float:
-    """Returns by what an equation multiplies, given the literal that it multiplies with or divides by."""
-    return float(x.val) if name == "mul" else 1 / float(x.val or math.inf)
+def _factors(eqn: Eqn) -> list[float]:
+    """Returns by what literals an equation multiplies, if it may be part of a mean. A factor of 0.5 is of squared errors."""
+    literals: list[Any] = [x.val for x in eqn.invars if not is_var(x)]
+    if eqn.primitive.name == "div":
+        return [1 / float(x or math.inf) for x in literals]
+    return [float(x) for x in literals if eqn.primitive.name == "mul" and x != 0.5]
 
 
 def _adds_sums(eqn: Eqn, maker: dict[Any, Eqn], of_part: set[Var]) -> bool:
