@@ -277,6 +277,7 @@ def test_means_that_are_part_of_a_sum_are_allowed():
         (lambda p, x: cavs.data.total(jnp.maximum(jnp.sum(p * x), 0)), x.sum()),
         (lambda p, x: jnp.stack([p * x, p * x]).mean(0).sum(), x.sum()),  # of two values of each number
         (lambda p, x: sum(jnp.maximum(p * y, 0) for y in x.ravel()), x.sum()),  # of single numbers
+        (lambda p, x: p * sum(jnp.log(jnp.exp(y).sum()) for y in x), jax.nn.logsumexp(x, -1).sum()),  # of single rows
         (lambda p, x: p * sum(jnp.log(jnp.exp(y[0])) * jnp.sign(y[1]) ** 2 for y in x), x[..., 0].sum()),
     ]:
         assert_close(jax.value_and_grad(cavs.memory.sub_batched(loss))(1.0, [x]), (want, want), 1e-12)

@@ -26,7 +26,7 @@ Arrays = list[jax.Array]
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _SUMS = ("add", "add_any", "sub")
 _SCALES = ("mul", "div", "neg", "convert_element_type", "reshape", "squeeze", "copy")
-_PICKS = ("slice", "dynamic_slice", "gather", "split", "unstack")  # of one number: it joins nothing
+_PICKS = ("slice", "dynamic_slice", "gather", "split")
 # Functions of which that of a sum is not the sum.
 _CURVED = frozenset(
     "max min abs sign exp exp2 log log1p expm1 sqrt rsqrt cbrt pow integer_pow square tanh logistic erf sin cos clamp floor "
@@ -199,7 +199,7 @@ def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
             return MSG_TERM, eqn
         if name == "div" and len(part_operands) == 2:
             return MSG_MEAN, eqn
-        of_many = [_of_many(x, maker, of_part) for x in part_operands]
+        of_many = (_of_many(x, maker, of_part) for x in part_operands)
         curved = name in _CURVED or name == "div" and part_operands != eqn.invars[:1]
         if curved and any(of_many) or name == "mul" and len(part_operands) == 2 and all(of_many):
             return MSG_CURVED, eqn
@@ -233,15 +233,23 @@ def _adds_sums(eqn: Eqn, maker: dict[Any, Eqn], of_part: set[Var]) -> bool:
     return stack is None or stack.primitive.name not in ("stack", "concatenate")
 
 
+def _picks_row(eqn: Eqn, x: Var) -> bool:
+    """Returns whether a result of an equation is a single row or number of its operand."""
+    return eqn.primitive.name == "unstack" or eqn.primitive.name in _PICKS and x.aval.shape[:1] in ((), (1,))
+
+
 def _of_many(x: Var, maker: dict[Var, Eqn], of_part: set[Var]) -> bool:
-    """Returns whether several numbers of a part are joined in this one. A part of one row may be a number itself."""
+    """Returns whether several rows of a part may be joined in this number. A part of one row may be a number itself."""
     todo, seen = [x], set[Var]()
     while todo:
-        if (x := todo.pop()).aval.size > 1:
-            return True
-        if x not in seen and x in maker and maker[x].primitive.name not in _PICKS:
-            todo += [y for y in maker[x].invars if is_var(y) and y in of_part]
+        if (x := todo.pop()) in seen:
+            continue
         seen.add(x)
+        eqn = maker.get(x)
+        if eqn is None and x.aval.size > 1:
+            return True
+        if eqn is not None and not _picks_row(eqn, x):
+            todo += [y for y in eqn.invars if is_var(y) and y in of_part]
     return False
 
 
