@@ -227,6 +227,20 @@ def test_the_loop_that_refuses_gradients_is_named(harmless: Any) -> None:
         jax.grad(lambda p: cavs.run(cavs.VertexFunction(fn, state=(H,)), p, cavs.schedule(graphs), x).sum())(params)
 
 
+@pytest.mark.parametrize("arg", [0, 1], ids=["of inputs, for parameters", "of parameters, for inputs"])
+def test_a_loop_of_what_has_no_gradient_is_named_if_jax_differentiates_it(arg: int) -> None:
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        done(v, jnp.tanh(v.gather_all() * p["b"] + turns(v, p["b"] if arg else v.pull()) + (v.pull() if arg else 0)))
+
+    graphs = cavs.from_lengths([3, 2])
+    args = jax.tree.map(lambda x: x.astype(jnp.float32), params_and_inputs(graphs))
+    F = cavs.VertexFunction(fn, state=(H,))
+    with pytest.raises(
+        TypeError, match=r"number of iterations depends on values \(.*test_any_function.py, line .*turns: return"
+    ):
+        jax.grad(lambda *args: cavs.run(F, args[0], cavs.schedule(graphs), args[1]).sum(), arg)(*args)
+
+
 def called_back(p: Any, v: cavs.Vertex) -> None:
     x = jnp.tanh(v.pull() + v.gather_all() + p["b"])
     done(v, jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims"))

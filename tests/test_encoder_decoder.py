@@ -61,7 +61,7 @@ def test_no_pairs_and_lengths_that_are_none() -> None:
     for none in ([], np.zeros(0, int)):
         assert [len(graphs) for graphs in vp.EncoderDecoder.graphs(none, none)] == [0, 0]
     assert vp.greedy(lambda *_: np.zeros(0, int), cavs.from_lengths([]), np.arange(3), 0) == []
-    for source, target in (([1.5], [2.0]), (["a"], [2]), ([1, 2], [1]), ([0], [1])):
+    for source, target in ((3, 4), ([1.5], [2.0]), (["a"], [2]), ([1, 2], [1]), ([0], [1])):
         with pytest.raises(ValueError, match="source, target: got .*; expected two 1-d arrays of integers, of equal size"):
             vp.EncoderDecoder.graphs(source, target)  # type: ignore
 

@@ -197,6 +197,36 @@ def test_an_epoch_without_an_evaluation_is_refused(tmp_path: Path) -> None:
             keeper.add(state, sums)
 
 
+def test_a_loop_that_was_left_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_path: Path) -> None:
+    with keep(tmp_path, epochs=2) as keeper:
+        state = keeper.restore(start())
+        for _ in range(2):
+            for _ in keeper:
+                if keeper.add(state, {"loss": 1.0}):
+                    keeper.score(state, {"loss": 1.0})
+                    break
+    assert [(x["epoch"], x["train"]) for x in keeper.history] == [(1, {"loss": 3}), (2, {"loss": 3})]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_epochs_may_end_with_a_save_in_place_of_an_evaluation(tmp_path: Path, killed: bool) -> None:
+    """The metrics of such an epoch were added to those of the next, whose seconds were not counted."""
+    for _ in range(1 + killed):
+        with keep(tmp_path, epochs=2) as keeper:
+            state = keeper.restore(start())
+            for _ in keeper:
+                assert keeper._begun is not None
+                if not keeper.add(state, {"loss": 1.0}):
+                    continue
+                if keeper._loader.epoch:
+                    keeper.score(state, {"loss": 1.0})
+                else:
+                    keeper.save(state)
+                    if killed:
+                        break
+    assert [(x["epoch"], x["train"]) for x in keeper.history] == [(2, {"loss": 3})]
+
+
 @pytest.mark.parametrize(
     ("how", "error", "text"),
     [

@@ -132,6 +132,13 @@ def test_a_cache_of_another_version_is_written_anew(tmp_path, monkeypatch):
     assert cavs.io.load_npz(tmp_path / "a.txt.npz").num_vertices == 10
 
 
+def test_a_cache_is_written_through_a_link(tmp_path):
+    path = write(tmp_path, "a.txt", SST)
+    (tmp_path / "a.txt.npz").symlink_to("elsewhere")
+    cavs.read_trees(path, cache=True)
+    assert (tmp_path / "a.txt.npz").is_symlink() and (tmp_path / "elsewhere").stat().st_size
+
+
 @pytest.mark.parametrize("other", [b"", b"PK\x03\x04 no zip", "damaged", "save_npz", "numpy"])
 def test_a_file_that_is_no_cache_is_never_replaced(tmp_path, other):
     path, cached = write(tmp_path, "a.txt", SST), tmp_path / "a.txt.npz"
@@ -143,7 +150,7 @@ def test_a_file_that_is_no_cache_is_never_replaced(tmp_path, other):
         cavs.read_trees(path, cache=True)
         cached.write_bytes(cached.read_bytes()[:-100] if other == "damaged" else other)
     before = cached.read_bytes()
-    with pytest.warns(UserWarning, match="no cache was written.*a.txt.npz.*Rename or delete that file, or write cache=False"):
+    with pytest.warns(UserWarning, match="no cache was written.*a.txt.npz.*Rename or delete that, or write cache=False"):
         assert cavs.read_trees(path, cache=True).num_vertices == 10
     assert cached.read_bytes() == before
 

@@ -250,10 +250,12 @@ def test_aux_is_of_the_whole_batch_too(case):
         (lambda p, x: jnp.sum(p * x) * (1 / x.size), "got a mean over one part"),
         (lambda p, x: -0.5 * jnp.sum((p * x).reshape(3, 1)) / 3, "got a mean over one part"),
         (lambda p, x: jnp.sum(jnp.outer(p * x, x)) / len(x), "got a mean over one part"),  # two axes, divided by rows
+        (lambda p, x: jnp.mean(jnp.outer(p * x, x[:2]), 0).sum(), "got a mean over one part"),  # of rows, then a sum of columns
         (lambda p, x: jnp.maximum(jnp.mean(p * x), 0.1), r"got max of values of one part .*Write f\(cavs.data.total\(x"),
         (lambda p, x: 2 * jnp.sum(p * x) ** 2, "got (integer_pow|square) of values of one part"),
         (lambda p, x: jnp.where(p > 0, jnp.sqrt(1 + p * x @ x), 0), "got sqrt of values of one part"),
         (lambda p, x: jnp.sum(p * x) * jnp.sum(x), "got mul of values of one part"),
+        (lambda p, x: p / jnp.sum(x), "got div of values of one part"),
         (lambda p, x: jax.nn.relu(jnp.sum(p * x)), "got max of values of one part"),
         (lambda p, x: jnp.max(p * x), "got reduce_max of values of one part"),
         (lambda p, x: jax.nn.logsumexp(p * x), "got (log|max|reduce_max) of values of one part"),
@@ -273,6 +275,10 @@ def test_means_that_are_part_of_a_sum_are_allowed():
         (lambda p, x: 0.5 * jnp.sum(p * x), 0.5 * x.sum()),  # a part has two rows, by chance
         (lambda p, x: cavs.data.total(sum(jnp.mean(p * y) for y in x)), x.mean(-1).sum()),  # of each graph
         (lambda p, x: cavs.data.total(jnp.maximum(jnp.sum(p * x), 0)), x.sum()),
+        (lambda p, x: jnp.stack([p * x, p * x]).mean(0).sum(), x.sum()),  # of two values of each number
+        (lambda p, x: sum(jnp.maximum(p * y, 0) for y in x.ravel()), x.sum()),  # of single numbers
+        (lambda p, x: p * sum(jnp.log(jnp.exp(y).sum()) for y in x), jax.nn.logsumexp(x, -1).sum()),  # of single rows
+        (lambda p, x: p * sum(jnp.log(jnp.exp(y[0])) * jnp.sign(y[1]) ** 2 for y in x), x[..., 0].sum()),
     ]:
         assert_close(jax.value_and_grad(cavs.memory.sub_batched(loss))(1.0, [x]), (want, want), 1e-12)
     assert cavs.memory.sub_batched(lambda p, x: jnp.mean(p * x))(2.0, [x[:1]]) == 5  # one part

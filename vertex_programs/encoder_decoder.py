@@ -33,7 +33,7 @@ def sentence_pairs(source: Integers, target: Integers) -> tuple[cavs.Graphs, cav
     Raises:
         ValueError: If a length is no integer, or below 1, or `source` and `target` differ in size.
     """
-    s, t = (np.asarray(x) if len(x) else np.zeros(0, int) for x in (source, target))
+    s, t = (x if x.size else x.astype(int) for x in map(np.asarray, (source, target)))
     if s.shape != t.shape or s.ndim != 1 or {s.dtype.kind, t.dtype.kind} - {*"iu"} or (s < 1).any() or (t < 1).any():
         got = f"source, target: got {s.tolist()} and {t.tolist()}"
         raise ValueError(f"{got}; expected two 1-d arrays of integers, of equal size, all >= 1. Write np.diff(offsets).")

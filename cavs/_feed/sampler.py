@@ -91,9 +91,9 @@ def samples_of(index: Index, count: int) -> np.ndarray:
 
     Raises:
         IndexError: a number is out of range, or the index is of another type or shape.
-        ValueError: it selects no graph, or is one number.
+        ValueError: it selects no graph, or is no array, such as one number.
     """
-    if isinstance(index, int) or getattr(index, "shape", None) == ():
+    if not isinstance(index, slice) and np.ndim(index) == 0:
         raise ValueError(
             f"Loader: batches: got {index!r} in place of a batch; expected an integer array, the graphs of each batch. Write "
             "[[0, 1, 2], ...], or batches=[numbers] for one batch of these graphs."

@@ -178,7 +178,7 @@ class Keeper:
             RuntimeError: the `with` block has not begun, or has ended.
         """
         self._check_locked("restore")
-        self.history, self._sums, self._seconds, self._due = [], {}, 0.0, False  # as in a new process
+        self.history, self.notes, self._sums, self._seconds, self._begun, self._due = [], [], {}, 0.0, None, False  # anew
         self._pending.clear()
         exists = (self.folder / FACTS).exists()
         if not exists and (others := [x for x in (LAST, BEFORE, BEST, HISTORY) if (self.folder / x).exists()]):
@@ -225,13 +225,17 @@ class Keeper:
             )
         self._begun = self._saved = time.monotonic()
         while not (self.done or self.stopped):
+            if not (self._loader.batch and self._loader._restored):  # a new epoch, also if the loop before was left early
+                self._sums, self._seconds, self._begun = {}, 0.0, time.monotonic()
             for batches in self._loader:
                 yield batches
                 if self._due:
                     raise RuntimeError(
                         "Keeper: got no evaluation after add had returned True; expected one, which also saves. Write "
-                        "if keeper.add(state, sums): keeper.score(state, cavs.data.evaluate(metrics, params, held_out))."
+                        "if keeper.add(state, sums): keeper.score(state, cavs.data.evaluate(metrics, params, held_out)); "
+                        "or keeper.save(state), to go on without one."
                     )
+                self._begun = self._begun or time.monotonic()  # an evaluation, or a restore, has ended
                 if self.stopped or self.done:
                     break
 
@@ -308,9 +312,8 @@ class Keeper:
         if not isinstance(found := self._score(held_out), ArrayLike) or np.size(found) != 1:
             raise TypeError(f"Keeper: score: returned {found!r:.80}; expected a number. Write return sums['right'].")
         self._collect()
-        epochs, at_end = self._place()
         record: Evaluated = {
-            "epoch": epochs,
+            "epoch": self._place()[0],
             "step": self._loader.seen,
             "seconds": self.seconds,
             "train": dict(self._sums),
@@ -318,14 +321,11 @@ class Keeper:
             "score": float(np.asarray(found).item()),
         }
         self.history.append(record)
-        if at_end:
-            self._sums, self._seconds = {}, 0.0
         if is_best := self.best is record:
             self._write(BEST, state if best is None else best)
         if writes():  # before the save: a run that is killed between the two evaluates again, and writes both
             write_whole(self.folder / HISTORY, json.dumps(self.history, indent=1).encode())
         self.save(state)
-        self._begun = time.monotonic()
         return is_best
 
     def save(self, state: PyTree) -> None:

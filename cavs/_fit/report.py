@@ -52,7 +52,11 @@ def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
 
 
 def write_text(text: str, path: str | os.PathLike[str]) -> None:
-    """Writes a text as UTF-8. The file appears when it is complete; a pipe or a device is written to as it is."""
+    """Writes a text as UTF-8. The file appears when it is complete; a pipe or a device is written to as it is.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     if os.path.isfile(path) or not os.path.exists(path):
         write_whole(path, text.encode())
         return

@@ -35,8 +35,15 @@ class FunctionPlan:
 
     @property
     def no_derivative(self) -> str:
-        """What to say of the first equation of F that JAX cannot differentiate in reverse mode; empty if there is none."""
-        refusals = (no_derivative(role.written.eqns, role.written.outs, role.written_fixed) for role in self.roles)
+        """What to say of the first equation of F that JAX cannot differentiate in reverse mode; empty if there is none.
+
+        Equations of fixed arguments alone come last, as some parts of F are differentiated with respect to these, too.
+        """
+        refusals = (
+            no_derivative(role.written.eqns, role.written.outs, role.written_fixed if exactly else frozenset())
+            for exactly in (True, False)
+            for role in self.roles
+        )
         return next(filter(None, refusals), "")
 
     @property

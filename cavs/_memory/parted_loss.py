@@ -26,6 +26,7 @@ Arrays = list[jax.Array]
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _SUMS = ("add", "add_any", "sub")
 _SCALES = ("mul", "div", "neg", "convert_element_type", "reshape", "squeeze", "copy")
+_PICKS = ("slice", "dynamic_slice", "gather", "split")
 # Functions of which that of a sum is not the sum.
 _CURVED = frozenset(
     "max min abs sign exp exp2 log log1p expm1 sqrt rsqrt cbrt pow integer_pow square tanh logistic erf sin cos clamp floor "
@@ -43,7 +44,8 @@ MSG_TERM = (
 MSG_MEAN = (
     "{function}: loss: got a mean over one part{where}, which would be added up over the parts; expected a sum over graphs, or "
     "cavs.data.mean and cavs.data.total. Write cavs.data.mean(losses) for losses.mean(), cavs.data.total(a) / "
-    "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(losses.mean()) for the sum of the means of all parts."
+    "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(y) to add up the y of all parts, such as losses.mean(), or "
+    "a sum whose weight only happens to be 1 / n."
 )
 MSG_CURVED = (
     "{function}: loss: got {name} of values of one part{where}, which would be added up over the parts; expected a sum over "
@@ -197,38 +199,57 @@ def _no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
             return MSG_TERM, eqn
         if name == "div" and len(part_operands) == 2:
             return MSG_MEAN, eqn
-        of_many = [_of_many(x, maker, of_part) for x in part_operands]
-        if name in _CURVED and any(of_many) or name == "mul" and len(part_operands) == 2 and all(of_many):
+        of_many = (_of_many(x, maker, of_part) for x in part_operands)
+        curved = name in _CURVED or name == "div" and part_operands != eqn.invars[:1]
+        if curved and any(of_many) or name == "mul" and len(part_operands) == 2 and all(of_many):
             return MSG_CURVED, eqn
         if name == "reduce_sum":  # factors may be rounded to 16 bits
             counts = np.cumprod(eqn.invars[0].aval.shape)  # of rows, ..., and of all values
             if of_mean := [e for factor, e in factors if np.isclose(factor * counts[counts > 1], 1, 4e-3).any()]:
                 return MSG_MEAN, of_mean[0]
-        factors = [*factors, *((_factor(x, name), eqn) for x in eqn.invars if not is_var(x) and _may_average(name, x.val))]
-        if name in _SUMS or name == "select_n" or name in _SCALES and len(part_operands) == 1:
+        factors = [*factors, *((factor, eqn) for factor in _factors(eqn))]
+        goes_on = name == "reduce_sum" and _adds_sums(eqn, maker, of_part)
+        if goes_on or name in _SUMS or name == "select_n" or name in _SCALES and len(part_operands) == 1:
             todo += [(x, factors) for x in part_operands]
     return None
 
 
-def _may_average(name: str, factor: Any) -> bool:
-    """Returns whether an equation with this literal may be part of a mean. A product with 0.5 is that of a squared error."""
-    return name == "div" or name == "mul" and factor != 0.5
+def _factors(eqn: Eqn) -> list[float]:
+    """Returns by what literals an equation multiplies, if it may be part of a mean. A factor of 0.5 is of squared errors."""
+    literals: list[Any] = [x.val for x in eqn.invars if not is_var(x)]
+    if eqn.primitive.name == "div":
+        return [1 / float(x or math.inf) for x in literals]
+    return [float(x) for x in literals if eqn.primitive.name == "mul" and x != 0.5]
 
 
-def _factor(x: Any, name: str) -> float:
-    """Returns by what an equation multiplies, given the literal that it multiplies with or divides by."""
-    return float(x.val) if name == "mul" else 1 / float(x.val or math.inf)
+def _adds_sums(eqn: Eqn, maker: dict[Any, Eqn], of_part: set[Var]) -> bool:
+    """Returns whether an equation adds up scaled sums over rows, as in `losses.mean(0).sum()`. Stacked arrays are no rows."""
+    x = eqn.invars[0]
+    while (made := maker.get(x)) is not None and made.primitive.name in _SCALES:
+        x = next((y for y in made.invars if is_var(y) and y in of_part), None)
+    if made is None or made.primitive.name != "reduce_sum" or 0 not in made.params["axes"]:
+        return False
+    stack = maker.get(made.invars[0])
+    return stack is None or stack.primitive.name not in ("stack", "concatenate")
+
+
+def _picks_row(eqn: Eqn, x: Var) -> bool:
+    """Returns whether a result of an equation is a single row or number of its operand."""
+    return eqn.primitive.name == "unstack" or eqn.primitive.name in _PICKS and x.aval.shape[:1] in ((), (1,))
 
 
 def _of_many(x: Var, maker: dict[Var, Eqn], of_part: set[Var]) -> bool:
-    """Returns whether several numbers of a part are joined in this one. A part of one row may be a number itself."""
+    """Returns whether several rows of a part may be joined in this number. A part of one row may be a number itself."""
     todo, seen = [x], set[Var]()
     while todo:
-        if (x := todo.pop()).aval.size > 1:
-            return True
-        if x not in seen and x in maker:
-            todo += [y for y in maker[x].invars if is_var(y) and y in of_part]
+        if (x := todo.pop()) in seen:
+            continue
         seen.add(x)
+        eqn = maker.get(x)
+        if eqn is None and x.aval.size > 1:
+            return True
+        if eqn is not None and not _picks_row(eqn, x):
+            todo += [y for y in eqn.invars if is_var(y) and y in of_part]
     return False
 
 

@@ -86,9 +86,11 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
 
     What follows the last sum over rows in `loss` is checked: a mean, a quotient of two sums, a sum divided by the number of its
     rows, and a maximum, a power and the like of a sub-batch are refused. What is not checked, and would be added up: statistics
-    of a sub-batch before that sum, such as batch normalisation; constants, as in `losses.sum() + 1`; single elements, such as
-    `losses[0]`; and means by weights, `losses @ weights`. Write `cavs.data.total(y)` to add up any `y` of each part on purpose,
-    such as `cavs.data.total(sum(x[i].mean() for i in range(n)))`, whose means of single graphs cannot be told from others.
+    of a sub-batch before that sum, such as batch normalisation; constants, as in `losses.sum() + 1`; variances, `x.var()`;
+    single elements or rows, such as `losses[0]`; and means by weights, `losses @ weights`.
+
+    Write `cavs.data.total(y)` to add up any `y` of each part on purpose, such as `cavs.data.total(x.mean())`, and for a weight:
+    `losses.sum() * 0.1` is taken for a mean if a part has ten rows, and `cavs.data.total(losses) * 0.1` is not.
 
     Args:
         loss: `loss(params, batch)`, a scalar: a sum over the graphs of the batch, or computed from `cavs.data.total` and

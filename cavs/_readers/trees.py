@@ -72,11 +72,11 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
         return graphs_from_bytes(cached, read_whole(cached), stamp)
     graphs = _parse(source, read_utf8(source))
     try:
-        if os.path.lexists(cached) and not has_stamp(read_whole(cached)):
+        if os.path.exists(cached) and not has_stamp(read_whole(cached)):
             raise FileExistsError(errno.EEXIST, "a file that is no cache, or a damaged one, has its name", cached)
         write_bytes(cached, graphs_to_bytes(graphs, stamp))
     except OSError as error:
-        cure = "Rename or delete that file" if isinstance(error, FileExistsError) else "Make the folder writable"
+        cure = "Rename or delete that" if isinstance(error, FileExistsError | IsADirectoryError) else "Make the folder writable"
         warnings.warn(f"read_trees: no cache was written ({error}). {cure}, or write cache=False.", stacklevel=2)
     return graphs
 
