@@ -183,6 +183,16 @@ def test_a_loader_that_was_read_before_begins_anew(tmp_path: Path) -> None:
     assert all(map(np.array_equal, run(keeper), want)) and len(keeper.history) == 3
 
 
+def test_the_last_evaluation_may_follow_the_loop(tmp_path: Path) -> None:
+    with keep(tmp_path, epochs=1) as keeper:
+        state = keeper.restore(start())
+        for _ in keeper:
+            keeper.add(state, {"loss": 1.0})
+        keeper.score(state, {"loss": 0.5})
+    assert [record["train"] for record in keeper.history] == [{"loss": 3.0}]
+    assert (tmp_path / "last.npz").exists()
+
+
 def test_an_epoch_without_an_evaluation_is_refused(tmp_path: Path) -> None:
     """It was not saved either, and its metrics were added to those of the next."""
     with (

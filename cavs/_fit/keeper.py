@@ -216,8 +216,8 @@ class Keeper:
         """Yields the batches of the rest of all epochs, until the run is done or stopped.
 
         Raises:
-            RuntimeError: `restore` was not called, without which the run could not be continued; or `add` returned `True`, and
-                neither `score` nor `save` was called, without which nothing is kept.
+            RuntimeError: `restore` was not called, without which the run could not be continued; or before the end of the run
+                `add` returned `True`, and neither `score` nor `save` was called, without which nothing is kept.
         """
         if not self._run:
             raise RuntimeError(
@@ -229,7 +229,7 @@ class Keeper:
                 self._sums, self._seconds, self._begun = {}, 0.0, time.monotonic()
             for batches in self._loader:
                 yield batches
-                if self._due:
+                if self._due and not self.done:  # after the last epoch, the evaluation may follow the loop
                     raise RuntimeError(
                         "Keeper: got no evaluation after add had returned True; expected one, which also saves. Write "
                         "if keeper.add(state, sums): keeper.score(state, cavs.data.evaluate(metrics, params, held_out)); "
