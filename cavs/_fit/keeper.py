@@ -178,7 +178,8 @@ class Keeper:
             RuntimeError: the `with` block has not begun, or has ended.
         """
         self._check_locked("restore")
-        self.history, self.notes, self._sums, self._seconds, self._begun, self._due = [], [], {}, 0.0, None, False  # anew
+        # As in a new process.
+        self.history, self.notes, self._sums, self._seconds, self._begun, self._due = [], [], {}, 0.0, None, False
         self._pending.clear()
         exists = (self.folder / FACTS).exists()
         if not exists and (others := [x for x in (LAST, BEFORE, BEST, HISTORY) if (self.folder / x).exists()]):
