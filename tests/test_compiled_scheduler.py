@@ -240,9 +240,12 @@ def test_a_layout_of_another_batch_is_refused() -> None:
         batch.write(shape)
 
 
+ARRAYS = ("vertex_offsets", "child_offsets", "children", "height", "kind")
+
+
 def corrupted(graphs: cavs.Graphs, rng: np.random.Generator) -> cavs.Graphs:
     """The same graphs with a few wrong integers in one of the arrays, or a wrong length."""
-    name = rng.choice(["vertex_offsets", "child_offsets", "children", "height", "kind"])
+    name = rng.choice([name for name in ARRAYS if getattr(graphs, name) is not None])
     array = getattr(graphs, name).copy()
     if rng.random() < 0.1:
         array = array[: rng.integers(len(array) + 1)]
@@ -266,6 +269,23 @@ def test_wrong_arrays_are_refused_or_harmless(seed: int) -> None:
     ):
         with contextlib.suppress(ValueError, IndexError):  # any other error, and a crash, fails
             function()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_arrays_that_change_after_they_were_read_are_refused_or_harmless(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    name = str(rng.choice(["three kinds", "forest of three kinds", "leaf and inner", "binary", "pyramids"]))
+    whole, fields = with_fields(ODD[name], seed)
+    mine = dataclasses.replace(whole, **{a: getattr(whole, a).copy() for a in ARRAYS if getattr(whole, a) is not None})
+    options = options_for(mine, fields=fields, scripts=bool(seed % 2))
+    everything = [np.arange(len(whole))]
+    ((shape,),) = few_shapes([(mine, options)], [everything], 1)
+    scheduler, wrong = StackScheduler(mine, options), corrupted(whole, rng)
+    for a in ARRAYS:
+        if (array := getattr(mine, a)) is not None:
+            array[: len(getattr(wrong, a))] = getattr(wrong, a)
+    with contextlib.suppress(ValueError, NoRoom):  # any other error, and a crash, fails
+        scheduler.stack(everything, shape)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -95,7 +95,7 @@ class StackScheduler:
         counts, failed = np.array([len(batch) for batch in batches], np.int64), np.zeros(1, np.int64)
         tables, layout = _tables(cut), _layout(shape)  # held here: a cache may drop them
         threads = max(1, min(self._threads, len(batches), len(batches) * shape.vertices // PER_THREAD))
-        arguments = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
+        arguments = source.data, _address(index), _address(counts), len(counts), tables.of, _address(layout)
         status = _library().cavs_schedule(*arguments, _address(out), threads, _address(failed))
         if status == NO_ROOM:
             raise no_room(batches[int(failed[0])], shape)
@@ -103,9 +103,13 @@ class StackScheduler:
 
 
 class Source:
-    """Graphs as the library reads them: the addresses of their arrays."""
+    """Graphs that the library has read: it knows the sizes, levels and root of each, and the addresses of their arrays.
+
+    Raises `ValueError` if the arrays contradict each other.
+    """
 
     def __init__(self, graphs: Graphs, num_kinds: int, kinds: Kinds, fields: Sequence[str]):
+        self._library, self.data = _library(), ctypes.c_void_p()
         vertices, edges = len(graphs.height), len(graphs.children)
         kind = scheduled_kinds(graphs, kinds)
         offsets = [(graphs.vertex_offsets, len(graphs) + 1), (graphs.child_offsets, vertices + 1)]
@@ -114,8 +118,12 @@ class Source:
         checked = [_checked(x, np.int64, n) for x, n in offsets] + [_checked(x, np.int32, n) for x, n in arrays]
         self._kept = checked  # the library has their addresses
         pointers = [None if x is None else _address(x) for x in checked]
-        self.arrays = GraphArrays(len(graphs), vertices, edges, num_kinds, *pointers[:5], (ctypes.c_void_p * 3)(*pointers[5:]))
+        arrays = GraphArrays(len(graphs), vertices, edges, num_kinds, *pointers[:5], (ctypes.c_void_p * 3)(*pointers[5:]))
         self.num_kinds, self.num_graphs = num_kinds, len(graphs)
+        _check(self._library.cavs_read(arrays, self.data))
+
+    def __del__(self) -> None:
+        self._library.cavs_forget(self.data)
 
 
 def _checked(x: np.ndarray | None, dtype: type, count: int) -> np.ndarray | None:
@@ -141,7 +149,7 @@ class CompiledBatch:
     def __init__(self, source: Source):
         self._library, self._source, self._batch = _library(), source, ctypes.c_void_p()
         facts = np.empty(5 + 3 * source.num_kinds, np.int64)
-        _check(self._library.cavs_open(source.arrays, None, source.num_graphs, _address(facts), self._batch))
+        _check(self._library.cavs_open(source.data, None, source.num_graphs, _address(facts), self._batch))
         vertices, height, fan_in, rooted, forest, *counts = facts.tolist()
         per_kind = [tuple(counts[i : i + source.num_kinds]) for i in range(0, len(counts), source.num_kinds)]
         self.sizes = BatchSizes(source.num_graphs, vertices, height, fan_in, bool(rooted), bool(forest), *per_kind)

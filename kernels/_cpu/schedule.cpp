@@ -1,7 +1,8 @@
 // The scheduler: a batch of graphs becomes one vector of int32. It is the library `scheduler.so`, which Python calls through ctypes,
 // without the interpreter's lock. cavs/_schedule/reference.py does the same in NumPy, integer by integer, and says more.
 //
-// Arrays that `Graphs.build` did not check cannot make it read or write out of bounds: whatever is used as an index is compared first.
+// Each graph is read once (`DataSet`). Arrays that `Graphs.build` did not check, or that are changed later, cannot make it read or
+// write out of bounds: whatever is used as an index is compared first.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -60,17 +61,78 @@ struct Task {
   int32_t row, start, size, edge, edges, level;  // `row` counts from the first inner row, `start` and `edge` within the kind
 };
 
+// Graphs that are to be scheduled, and what a schedule needs to know of each, whatever its batch.
+class DataSet {
+ public:
+  struct Facts {
+    int32_t root, roots, inner, fan_in;  // the first root and how many there are, vertices with children, most children
+    int64_t size, edges, first, end;     // `first` to `end`: in `counts_`, vertices by height * kinds + kind
+  };
+  explicit DataSet(const Graphs& graphs);
+  const Facts& operator[](int64_t graph) const { return facts_[graph]; }
+  const int32_t* counts(const Facts& facts) const { return counts_.data() + facts.first; }
+  const Graphs arrays;
+
+ private:
+  Facts read(int64_t first, int64_t size);
+
+  std::vector<Facts> facts_;
+  std::vector<int32_t> counts_;
+  std::vector<char> has_parent_;  // of the vertices of one graph
+};
+
+DataSet::DataSet(const Graphs& graphs) : arrays(graphs) {
+  require(arrays.kinds > 0, BAD_GRAPHS);
+  facts_.reserve(arrays.graphs);
+  for (int64_t i = 0; i < arrays.graphs; i++) {
+    int64_t first = arrays.vertex_offsets[i], end = arrays.vertex_offsets[i + 1];
+    require(first >= 0 && first <= end && end <= arrays.vertices, BAD_GRAPHS);
+    require(end - first <= MOST, TOO_LARGE);
+    facts_.push_back(read(first, end - first));
+  }
+}
+
+// Counts the vertices of a graph by key, marks those that have parents, and checks all that is used as an index later.
+DataSet::Facts DataSet::read(int64_t first, int64_t size) {
+  int64_t kinds = arrays.kinds, fan_in = 0, inner = 0, begin = (int64_t)counts_.size();
+  for (int64_t v = first; v < first + size; v++) {
+    int64_t height = arrays.height[v], kind = arrays.kind ? arrays.kind[v] : 0;
+    int64_t edge = arrays.child_offsets[v], end = arrays.child_offsets[v + 1];
+    require(edge >= 0 && edge <= end && end <= arrays.edges, BAD_GRAPHS);
+    require(height >= 0 && height < size && (height > 0) == (end > edge), BAD_GRAPHS);
+    require(kind >= 0 && kind < kinds, BAD_GRAPHS);
+    int64_t key = height * kinds + kind;
+    require(key < MOST, TOO_LARGE);
+    if (begin + key >= (int64_t)counts_.size()) counts_.resize(begin + (height + 1) * kinds, 0);
+    counts_[begin + key]++;
+    inner += height > 0;
+    fan_in = std::max(fan_in, end - edge);
+  }
+  // The edges of a graph lie side by side, as offsets ascend. Processors mispredict the ends of a short loop for each vertex.
+  int64_t edge = size ? arrays.child_offsets[first] : 0, end = size ? arrays.child_offsets[first + size] : 0, edges = end - edge;
+  require(edges <= MOST, TOO_LARGE);
+  has_parent_.assign(size, 0);
+  for (; edge < end; edge++) {
+    int64_t child = arrays.children[edge];
+    require(child >= 0 && child < size, BAD_GRAPHS);
+    has_parent_[child] = 1;
+  }
+  int64_t roots = std::count(has_parent_.begin(), has_parent_.end(), 0);
+  auto root = roots ? std::find(has_parent_.begin(), has_parent_.end(), 0) : has_parent_.begin();
+  return {(int32_t)(root - has_parent_.begin()), (int32_t)roots, (int32_t)inner, (int32_t)fan_in,
+          size, edges, begin, (int64_t)counts_.size()};
+}
+
 // One batch: its vertices sorted by (height, kind), then its tasks.
 class Batch {
  public:
-  void sort(const Graphs& graphs, const int64_t* index, int64_t count);
+  void sort(const DataSet& data, const int64_t* index, int64_t count);
   void cut(const Cut& cut);
   void write(const int64_t* layout, int32_t* out) const;
   void measure(int64_t* facts) const;
   int64_t num_tasks() const { return (int64_t)tasks_.size(); }
 
  private:
-  void read_graph(int64_t graph, int64_t first, int64_t size);
   void place();
   void count_edges();
   void cut_run(const Cut& cut, int64_t level, int64_t kind, int64_t row, int64_t start, int64_t count);
@@ -92,7 +154,6 @@ class Batch {
   bool rooted_, forest_;
   std::vector<int64_t> shift_;                // (G,) a vertex's row in the graphs, minus its number in the batch
   std::vector<int32_t> begin_, root_, work_;  // (G + 1,) first vertex of each graph; (G,) first root; inner vertices
-  std::vector<char> has_parent_;              // of the vertices of one graph
   std::vector<int32_t> count_;                // (levels * kinds,) vertices by key
   std::vector<int32_t> next_;                 // by key, where the next vertex goes
   std::vector<int32_t> to_inner_;             // by key, from a place among the sorted vertices to one among the inner ones (leaves: < 0)
@@ -105,65 +166,30 @@ class Batch {
   std::vector<Task> tasks_;
 };
 
-void Batch::sort(const Graphs& graphs, const int64_t* index, int64_t count) {
-  g_ = graphs, num_graphs_ = count, num_kinds_ = graphs.kinds;
-  require(num_kinds_ > 0, BAD_GRAPHS);
+void Batch::sort(const DataSet& data, const int64_t* index, int64_t count) {
+  g_ = data.arrays, num_graphs_ = count, num_kinds_ = g_.kinds;
   shift_.resize(count), root_.resize(count), work_.resize(count), begin_.resize(count + 1);
-  int64_t vertices = begin_[0] = 0;
-  for (int64_t j = 0; j < count; j++) {
-    int64_t i = index ? index[j] : j;
-    require(i >= 0 && i < g_.graphs, BAD_INDEX);
-    int64_t first = g_.vertex_offsets[i], end = g_.vertex_offsets[i + 1];
-    require(first >= 0 && first <= end && end <= g_.vertices, BAD_GRAPHS);
-    shift_[j] = first - vertices;
-    vertices += end - first;
-    require(vertices <= MOST, TOO_LARGE);
-    begin_[j + 1] = (int32_t)vertices;
-  }
-  num_vertices_ = vertices, num_edges_ = fan_in_ = 0, rooted_ = true;
+  num_vertices_ = num_edges_ = fan_in_ = begin_[0] = 0, rooted_ = true;
   count_.assign(num_kinds_, 0);
   int64_t roots = 0;
   for (int64_t j = 0; j < count; j++) {
-    int64_t first = begin_[j], size = begin_[j + 1] - first;
-    has_parent_.assign(size, 0);
-    read_graph(j, first, size);
-    int64_t mine = std::count(has_parent_.begin(), has_parent_.end(), 0);
-    auto root = mine ? std::find(has_parent_.begin(), has_parent_.end(), 0) : has_parent_.begin();
-    root_[j] = (int32_t)(first + (root - has_parent_.begin()));
-    rooted_ &= mine == 1, roots += mine;
+    int64_t i = index ? index[j] : j;
+    require(i >= 0 && i < g_.graphs, BAD_INDEX);
+    const DataSet::Facts& graph = data[i];
+    int64_t first = g_.vertex_offsets[i], keys = graph.end - graph.first;
+    require(first >= 0 && first <= g_.vertices - graph.size, BAD_GRAPHS);
+    shift_[j] = first - num_vertices_, root_[j] = (int32_t)(num_vertices_ + graph.root), work_[j] = graph.inner;
+    if (keys > (int64_t)count_.size()) count_.resize(keys, 0);
+    for (int64_t key = 0; key < keys; key++) count_[key] += data.counts(graph)[key];
+    num_vertices_ += graph.size, num_edges_ += graph.edges, roots += graph.roots;
+    require(num_vertices_ <= MOST && num_edges_ <= MOST, TOO_LARGE);
+    fan_in_ = std::max<int64_t>(fan_in_, graph.fan_in), rooted_ &= graph.roots == 1;
+    begin_[j + 1] = (int32_t)num_vertices_;
   }
-  forest_ = vertices - roots == num_edges_;
+  forest_ = num_vertices_ - roots == num_edges_;
   height_ = (int64_t)count_.size() / num_kinds_ - 1;
   place();
   count_edges();
-}
-
-// Counts the vertices of a graph by key, marks those that have parents, and checks all that is used as an index later.
-void Batch::read_graph(int64_t graph, int64_t first, int64_t size) {
-  int64_t source = shift_[graph] + first, inner = 0;
-  for (int64_t v = 0; v < size; v++) {
-    int64_t height = g_.height[source + v], kind = g_.kind ? g_.kind[source + v] : 0;
-    int64_t edge = g_.child_offsets[source + v], end = g_.child_offsets[source + v + 1];
-    require(edge >= 0 && edge <= end && end <= g_.edges, BAD_GRAPHS);
-    require(height >= 0 && height < size && (height > 0) == (end > edge), BAD_GRAPHS);
-    require(kind >= 0 && kind < num_kinds_, BAD_GRAPHS);
-    int64_t key = height * num_kinds_ + kind;
-    require(key < MOST, TOO_LARGE);
-    if (key >= (int64_t)count_.size()) count_.resize((height + 1) * num_kinds_, 0);
-    count_[key]++;
-    inner += height > 0;
-    fan_in_ = std::max(fan_in_, end - edge);
-  }
-  // The edges of a graph lie side by side, as offsets ascend. Processors mispredict the ends of a short loop for each vertex.
-  int64_t edge = g_.child_offsets[source], end = g_.child_offsets[source + size];
-  num_edges_ += end - edge;
-  for (; edge < end; edge++) {
-    int64_t child = g_.children[edge];
-    require(child >= 0 && child < size, BAD_GRAPHS);
-    has_parent_[child] = 1;
-  }
-  require(num_edges_ <= MOST, TOO_LARGE);
-  work_[graph] = (int32_t)inner;
 }
 
 // The counting sort. Graphs are read one after another, which writes to each level in order. Leaves are treated as inner vertices
@@ -190,10 +216,14 @@ void Batch::place() {
     const int64_t* offsets = g_.child_offsets + shift_[j];
     for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
       int64_t key = key_of(v + shift_[j]);
+      require(key >= 0 && key < keys, BAD_GRAPHS);
       int32_t row = position_[v] = next_[key]++;
       int64_t place = num_leaves_ + row + to_inner_[key];
+      require(place >= 0 && place < num_vertices_, BAD_GRAPHS);
       order_[place] = (int32_t)v;
-      if (ragged) edges_before_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
+      if (!ragged) continue;
+      require(offsets[v] <= offsets[v + 1], BAD_GRAPHS);
+      edges_before_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
     }
   }
 }
@@ -359,13 +389,17 @@ void Batch::write_edges(const int64_t* layout, int32_t* out) const {
   if (parent) std::fill_n(parent, layout[ROWS], -1);
   for (int64_t j = 0; j < num_graphs_; j++) {
     const int64_t* offsets = g_.child_offsets + shift_[j];
-    const int32_t* position = position_.data() + begin_[j];
+    const int32_t *position = position_.data() + begin_[j], size = begin_[j + 1] - begin_[j];
     for (int64_t v = begin_[j]; v < begin_[j + 1]; v++) {
       int64_t key = key_of(v + shift_[j]), edge = offsets[v], end = offsets[v + 1];
       if (key < num_kinds_) continue;
-      int32_t number = before_[position_[v] + to_inner_[key]], *to = of_key[key];
+      int64_t inner_row = position_[v] + to_inner_[key];
+      require(edge >= 0 && end <= g_.edges && end - edge == children_of(inner_row), BAD_GRAPHS);
+      int32_t number = before_[inner_row], *to = of_key[key];
       for (; edge < end; edge++, number++) {
-        int32_t row = to[number] = position[g_.children[edge]] + pad;
+        int32_t child = g_.children[edge];
+        require(child >= 0 && child < size, BAD_GRAPHS);
+        int32_t row = to[number] = position[child] + pad;
         if (parent) parent[row] = number;
       }
     }
@@ -467,12 +501,20 @@ int64_t guarded(Run run) {
 
 EXPORTED const char* cavs_version() { return CAVS_VERSION; }
 
+// Reads graphs. Their arrays must remain where they are. `*data` is set.
+EXPORTED int64_t cavs_read(const Graphs* graphs, DataSet** data) {
+  *data = nullptr;
+  return guarded([&] { *data = new DataSet(*graphs); });
+}
+
+EXPORTED void cavs_forget(DataSet* data) { delete data; }
+
 // Sorts a batch: the graphs `index`, or the first `count` ones if that is null. Its facts are written, and `*batch` is set.
-EXPORTED int64_t cavs_open(const Graphs* graphs, const int64_t* index, int64_t count, int64_t* facts, Batch** batch) {
+EXPORTED int64_t cavs_open(const DataSet* data, const int64_t* index, int64_t count, int64_t* facts, Batch** batch) {
   *batch = nullptr;
   return guarded([&] {
     *batch = new Batch;
-    (*batch)->sort(*graphs, index, count);
+    (*batch)->sort(*data, index, count);
     (*batch)->measure(facts);
   });
 }
@@ -494,7 +536,7 @@ EXPORTED void cavs_close(Batch* batch) { delete batch; }
 
 // Schedules several batches of one shape: the graphs `index`, `counts[b]` of them for batch b. Writes the schedules one after another.
 // Some threads take about equal numbers of batches. If one fails, `*failed` is the number of the first batch that did.
-EXPORTED int64_t cavs_schedule(const Graphs* graphs, const int64_t* index, const int64_t* counts, int64_t batches, const Cut* cut,
+EXPORTED int64_t cavs_schedule(const DataSet* data, const int64_t* index, const int64_t* counts, int64_t batches, const Cut* cut,
                                const int64_t* layout, int32_t* out, int64_t threads, int64_t* failed) {
   return guarded([&] {
     std::vector<int64_t> first(batches + 1, 0), status(threads, DONE), at(threads, 0);
@@ -504,7 +546,7 @@ EXPORTED int64_t cavs_schedule(const Graphs* graphs, const int64_t* index, const
       status[t] = guarded([&] {
         Batch batch;
         for (; b < (t + 1) * batches / threads; b++) {
-          batch.sort(*graphs, index + first[b], counts[b]);
+          batch.sort(*data, index + first[b], counts[b]);
           batch.cut(*cut);
           batch.write(layout, out + b * layout[LENGTH]);
         }

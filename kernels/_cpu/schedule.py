@@ -41,12 +41,14 @@ class CutTables(ctypes.Structure):
 
 
 _FUNCTIONS = {
-    "cavs_open": [ctypes.POINTER(GraphArrays), _POINTER, _INT, _POINTER, ctypes.POINTER(_POINTER)],
+    "cavs_read": [ctypes.POINTER(GraphArrays), ctypes.POINTER(_POINTER)],
+    "cavs_forget": [_POINTER],
+    "cavs_open": [_POINTER, _POINTER, _INT, _POINTER, ctypes.POINTER(_POINTER)],
     "cavs_cut": [_POINTER, ctypes.POINTER(CutTables), _POINTER],
     "cavs_write": [_POINTER, _POINTER, _POINTER],
     "cavs_close": [_POINTER],
     "cavs_schedule": [
-        *(ctypes.POINTER(GraphArrays), _POINTER, _POINTER, _INT, ctypes.POINTER(CutTables), _POINTER, _POINTER, _INT, _POINTER)
+        *(_POINTER, _POINTER, _POINTER, _INT, ctypes.POINTER(CutTables), _POINTER, _POINTER, _INT, _POINTER)
     ],
 }
 
@@ -63,5 +65,5 @@ def schedule_library() -> ctypes.CDLL | None:
         return None
     for name, arguments in _FUNCTIONS.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None if name == "cavs_close" else _INT
+        function.argtypes, function.restype = arguments, None if name in ("cavs_forget", "cavs_close") else _INT
     return library
