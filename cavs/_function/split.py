@@ -12,7 +12,7 @@ import dataclasses
 
 from cavs._function.children import ALL, TO_EDGES, TO_ROWS
 from cavs._function.cut_parts import with_kept_together
-from cavs._function.domains import EDGE, STATIC, Domain, domain_of
+from cavs._function.domains import EDGE, STATIC, Domain, Domains, domain_of
 from cavs._function.joint import Forward, Joint, Recurrent, Reverse, RoleProgram
 from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import can_overwrite, front, with_keeping
@@ -157,12 +157,29 @@ def _sorted_out(role: RoleProgram, eager: bool) -> tuple[list[Eqn], list[Eqn], l
     # If the recurrent part reads views of an eager value, that value crosses over instead, and the views are computed on both
     # sides: one buffer crosses, not several. A value of the vertex that is spread to its edges crosses as it is, too.
     read = reads([e for e in eqns if id(e) in recurrent], role.states)
+    products = {e.outvars[0] for e in eager_eqns if e.primitive.name == "dot_general"}
     for e in reversed(eager_eqns):
         view = e.primitive in TO_EDGES or e.primitive.name in _VIEWS and domain_of(e.invars[0], domain) != STATIC
         if view and is_var(e.invars[0]) and any(v in read for v in e.outvars):
             recurrent.add(id(e))
             read.add(e.invars[0])
+        elif e.outvars[0] in read and (product := _before_bias(e, products, domain)) is not None:
+            if e.outvars[0] not in reads([other for other in eqns if id(other) not in recurrent], role.pushes):
+                recurrent.add(id(e))
+                read.add(product)
     return static_eqns, eager_eqns, [e for e in eqns if id(e) in recurrent]
+
+
+def _before_bias(e: Eqn, products: set[Var], domain: Domains) -> Var | None:
+    """Returns the product to which an equation adds a bias, a static vector; `None` if it does something else.
+
+    The levels add the bias to what crosses over. XLA for GPUs often adds it in a pass of its own over all rows.
+    """
+    if e.primitive.name != "add":
+        return None
+    product = [x for x in e.invars if is_var(x) and x in products]
+    static = [x for x in e.invars if domain_of(x, domain) == STATIC and x.aval.shape == e.outvars[0].aval.shape]
+    return product[0] if len(product) == len(static) == 1 else None
 
 
 def _can_be_eager(e: Eqn, domain: Domain, of_edges: set[Var]) -> bool:
