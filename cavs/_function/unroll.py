@@ -18,19 +18,7 @@ from cavs._jaxpr.choices import every_branch, is_choice, run_every_branch, with_
 from cavs._jaxpr.derivative import vjp_at
 from cavs._jaxpr.equations import Program, bind, is_float, run_jaxpr, shape_of
 from cavs._jaxpr.inline import PLAIN, inlined
-from cavs._jaxpr.jaxprs import (
-    Atom,
-    ClosedJaxpr,
-    Eqn,
-    Literal,
-    PyTreeDef,
-    Var,
-    bodies_in,
-    body_of,
-    is_var,
-    opened,
-    scan_parts,
-)
+from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Eqn, Literal, PyTreeDef, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._jaxpr.source_lines import line_of
 
 MSG_CONTROL = (

@@ -15,18 +15,9 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
-from cavs._memory.bytes import (
-    BudgetError,
-    bytes_of,
-    bytes_of_arrays,
-    memory_of_gpu,
-    text_of,
-)
+from cavs._memory.bytes import BudgetError, bytes_of, bytes_of_arrays, memory_of_gpu, text_of
 from cavs._memory.divided import Choice, Collate, DividedArrays, DividedGraphs, numbers_of_parts
-from cavs._memory.fit import (
-    Verified,
-    compiler_options,
-)
+from cavs._memory.fit import Verified, compiler_options
 from cavs._memory.search import BatchGradient, check_parts
 from cavs._readers.files import write_whole
 

@@ -21,15 +21,9 @@ from cavs._jaxpr.jaxprs import Jaxpr, all_equations
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
-from cavs._memory.bytes import (
-    BudgetError,
-)
+from cavs._memory.bytes import BudgetError
 from cavs._memory.divided import Choice, DividedArrays, DividedGraphs, Loss
-from cavs._memory.fit import (
-    MOST_COMPILED,
-    compiled_step,
-    values,
-)
+from cavs._memory.fit import MOST_COMPILED, compiled_step, values
 from cavs._memory.sub_batches import checked_scalar
 from cavs.kernels import Target
 

@@ -11,21 +11,11 @@ from cavs._feed.batches import Batches
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.bytes import (
-    bytes_of,
-)
+from cavs._memory.bytes import bytes_of
 from cavs._memory.divided import Collate, Loss
-from cavs._memory.fit import (
-    compiler_options as compiler_options_of,
-)
-from cavs._memory.plan_batch import (
-    BatchPlan,
-    chosen,
-    divided,
-)
-from cavs._memory.search import (
-    BatchGradient,
-)
+from cavs._memory.fit import compiler_options as compiler_options_of
+from cavs._memory.plan_batch import BatchPlan, chosen, divided
+from cavs._memory.search import BatchGradient
 from cavs._step.compiled_step import Metrics, OneStep, State, Step
 from cavs._step.concurrent_jit import shapes_of
 
