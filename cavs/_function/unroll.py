@@ -16,7 +16,7 @@ from cavs._function.children import has_children_in
 from cavs._function.domains import STATIC, Domains, domain_of, domains
 from cavs._jaxpr.choices import every_branch, is_choice, run_every_branch, with_shared_operands
 from cavs._jaxpr.derivative import vjp_at
-from cavs._jaxpr.equations import Program, bind, is_float, run_jaxpr, shape_of
+from cavs._jaxpr.equations import Program, bind, is_float, renamed, run_jaxpr, shape_of
 from cavs._jaxpr.inline import PLAIN, inlined
 from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Eqn, Literal, PyTreeDef, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._jaxpr.source_lines import line_of
@@ -148,9 +148,4 @@ def _inside(eqn: Eqn) -> list[Eqn]:
         else:  # an argument, as of a rule that changes cotangents alone; or a constant, or a value that is returned twice
             copy = cast(Eqn, jax.make_jaxpr(jnp.copy)(shape_of(x)).eqns[0])
             inside.append(copy.replace(invars=[x], outvars=[v], source_info=eqn.source_info))
-    return [
-        e.replace(
-            invars=[results.get(x, x) if is_var(x) else x for x in e.invars], outvars=[results.get(v, v) for v in e.outvars]
-        )
-        for e in inside
-    ]
+    return [renamed(e, results) for e in inside]

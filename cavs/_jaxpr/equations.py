@@ -1,6 +1,6 @@
 """Programs: straight-line equations, written for one vertex, and what can be asked about them."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -89,6 +89,12 @@ def lines_of(eqn: Eqn) -> AbstractContextManager[None]:
     """Returns a context in which new equations get the source lines of `eqn`."""
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=names)
+
+
+def renamed(eqn: Eqn, names: Mapping[Var, Any]) -> Eqn:
+    """Returns an equation in which the variables that are keys of `names` are replaced."""
+    invars = [names.get(x, x) if is_var(x) else x for x in eqn.invars]
+    return eqn.replace(invars=invars, outvars=[names.get(v, v) for v in eqn.outvars])
 
 
 def without(
