@@ -1,6 +1,7 @@
 """Rewrites of a vertex's equations into those that the persistent kernels compute."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -120,5 +121,5 @@ def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:
 def _traced(fn: Callable[..., object], invars: Sequence[Atom], outvars: Sequence[Var]) -> list[Eqn]:
     """Returns the equations of `outvars = fn(*invars)`."""
     program, _, _ = trace(fn, *map(shape_of, invars))
-    names = dict(zip((*program.invars, *program.outs), (*invars, *outvars), strict=True))
+    names: dict[Any, Any] = dict(zip((*program.invars, *program.outs), (*invars, *outvars), strict=True))
     return [renamed(e, names) for e in program.eqns]
