@@ -93,12 +93,8 @@ class VertexFunction(Generic[Pushed]):
         fns: dict[Any, OneVertex] = {**fn} if isinstance(fn, dict) else {None: fn}
         for name, f in fns.items():
             where = "fn" if name is None else f"fn[{name!r}]"
-            if not callable(f):
-                raise TypeError(
-                    f"VertexFunction: {where}: got a {type(f).__name__}; expected a function. "
-                    "Write fn(params, v), or a dict from kind names to such functions."
-                )
-            check_takes(f"VertexFunction: {where}", f, "params", "v", write="def F(params, v)")
+            write = "def F(params, v), or a dict from kind names to such functions"
+            check_takes(f"VertexFunction: {where}", f, "params", "v", write=write)
         if not isinstance(arity, int | np.integer) or arity < 0:
             raise ValueError(
                 f"VertexFunction: arity: got {arity!r}; expected an int >= 0, the number of children that gather(k) may name."

@@ -11,7 +11,7 @@ from jax.extend import core as jex
 
 from cavs._feed.plan import dealt
 from cavs._function.children import wide
-from cavs._graphs.arguments import check_graphs
+from cavs._graphs.arguments import check_graphs, check_takes
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -109,8 +109,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
             over graphs to a total, or a term of the parameters alone to a sum over graphs, is a mean or another function of
             one sub-batch that is no sum, or takes totals inside a loop.
     """
-    if not callable(loss):
-        raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")
+    check_takes("sub_batched: loss", loss, "params", "batch", write="sub_batched(loss)")
     return summed_over_parts("sub_batched", loss, has_aux)
 
 

@@ -185,8 +185,6 @@ def step(
     if fun is None:
         how = {"memory": memory, "loss": loss, "collate": collate, "axis": axis}
         return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options, tune=tune, **how)
-    if not callable(fun):
-        raise TypeError(f"step: fun: got a {type(fun).__name__}; expected a function fun(state, batch). Write @cavs.data.step.")
     if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
         raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
     if compiler_options is not None and not isinstance(compiler_options, Mapping):
@@ -197,7 +195,7 @@ def step(
     if (memory is None) != (loss is None):
         given, other = ("loss", "memory='2GiB'") if memory is None else ("memory", "loss=loss")
         raise TypeError(f"step: {given}: got it alone; expected memory and loss together. Write {other}, too, or neither.")
-    check_takes("step: fun", fun, "state", "batch", *["loss"] * (loss is not None))
+    check_takes("step: fun", fun, "state", "batch", *["loss"] * (loss is not None), write="@cavs.data.step")
     budget = bytes_of(memory, "step", "memory")
     if budget is None or loss is None:
         return Step(fun, unroll, donate, compiler_options, tune)
