@@ -13,10 +13,9 @@ from cavs._debug.interpret import compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction, check_function
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._run.run import run

@@ -13,9 +13,8 @@ from cavs._debug.compare import batched, probed
 from cavs._debug.interpret import at_vertex, checked_rows, children_of, compiled, edges_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction, check_function
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float, run_equations, values
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened

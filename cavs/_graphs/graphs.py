@@ -412,10 +412,18 @@ def _same(a: object, b: object) -> bool:
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=jnp.issubdtype(a.dtype, jnp.inexact))
 
 
+def check_graphs(graphs: object, call: str) -> None:
+    """Raises `TypeError` if the argument `graphs` is something else. `call` says how to write it: "save_npz(graphs, path)"."""
+    if not isinstance(graphs, Graphs):
+        raise TypeError(
+            f"{call.partition('(')[0]}: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write {call}, with graphs "
+            "such as cavs.read_trees(path)."
+        )
+
+
 def is_root(graphs: Graphs) -> np.ndarray:
     """Returns which vertices have no parent, bool[V]. Raises a `TypeError` if `graphs` is something else."""
-    if not isinstance(graphs, Graphs):
-        raise TypeError(f"is_root: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write is_root(graphs)[v].")
+    check_graphs(graphs, "is_root(graphs)[v]")
     roots = np.ones(graphs.num_vertices, bool)
     roots[graphs._edges[1]] = False
     return roots

@@ -11,9 +11,9 @@ from jax.extend import core as jex
 
 from cavs._feed.plan import dealt
 from cavs._function.children import wide
-from cavs._graphs.arguments import check_graphs, check_takes
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
