@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._function.domains import EDGE, Domain
+from cavs._function.domains import EDGE
 from cavs._function.split import Split
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var, is_var
@@ -71,7 +71,11 @@ def entrance(
     """
     kids = span.rows(rows.kids)
     sources = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
-    env = {v: _part_of(x, span, domain) for v, x, domain in sources if v in wanted}
+    env = {
+        v: get_rows(x.source, span.rows_in(domain, x.index)) if isinstance(x, Pulled) else span.rows_in(domain, x)
+        for v, x, domain in sources
+        if v in wanted
+    }
     env |= {
         v: _gathered(states[i], kids[:, k])
         for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
@@ -84,11 +88,6 @@ def entrance(
     if part.forward.num_children in wanted:
         env[part.forward.num_children] = span.rows(rows.num_children)
     return env
-
-
-def _part_of(x: Values, span: RowSpan, domain: Domain) -> jax.Array:
-    """Returns the rows of a span, or the rows of its edges."""
-    return get_rows(x.source, span.rows_in(domain, x.index)) if isinstance(x, Pulled) else span.rows_in(domain, x)
 
 
 def _gathered(state: State, index: jax.Array) -> jax.Array:

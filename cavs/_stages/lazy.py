@@ -209,7 +209,7 @@ def _transpose(
             args.append(statics[place[x]] if x in place else part.role.program.consts[x])
         elif i in use.operands:
             value = value_at(use.operands[i], ROW, n, env, part.joint.domain)
-            args.append(value if counted is None else _repeat_last(value, counted))
+            args.append(value if counted is None else repeated(value, counted, value[-1:]))  # the last row counts
         else:  # the gradient does not depend on it
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
     if all(a is None for a in axes):
@@ -257,11 +257,6 @@ def _transpose_choice(
         branch_cts = vjp_at(of_rows, filled, use.statics)[1]([mask_rows(ct, taken) for ct in cotangents])
         totals = [total + _if_any(ct, taken) for total, ct in zip(totals, branch_cts, strict=True)]
     return totals
-
-
-def _repeat_last(x: jax.Array, counted: jax.Array) -> jax.Array:
-    """Returns `x` with all rows that do not count replaced by the last one, which does."""
-    return jnp.where(column(counted, x), x, x[-1]) if x.shape[0] else x
 
 
 def _if_any(x: jax.Array, counted: jax.Array | None) -> jax.Array:

@@ -116,13 +116,9 @@ class Rows(NamedTuple):
         """Returns `x`, (size, ...), with zeros of slack at both ends."""
         return pad_rows(x, self.size + 2 * self.pad, self.pad)
 
-    def padded_edges(self, x: jax.Array) -> jax.Array:
-        """Returns `x`, (edges, ...), with zeros of slack at both ends."""
-        return pad_rows(x, self.edges + 2 * self.edge_pad, self.edge_pad)
-
     def padded_in(self, domain: Domain, x: jax.Array) -> jax.Array:
-        """Returns `padded(x)`, or `padded_edges(x)` if `x` has a row for each edge."""
-        return self.padded_edges(x) if domain == EDGE else self.padded(x)
+        """Returns `x`, (size, ...) or (edges, ...), with zeros of slack at both ends."""
+        return pad_rows(x, self.edges + 2 * self.edge_pad, self.edge_pad) if domain == EDGE else self.padded(x)
 
     def tensor(self, zeros: Zeros, aval: Shaped, edge: bool = False) -> jax.Array:
         """Returns a dynamic tensor of zeros for values like `aval` at these rows, or with `edge` at their edges."""

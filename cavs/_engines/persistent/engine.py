@@ -15,7 +15,7 @@ from cavs._engines.persistent.bounds import gathered_operands, powers_of_operand
 from cavs._engines.persistent.chip import MEASURED, WIDE, LaunchOptions, Layouts, can_stay, configure, source, too_wide
 from cavs._engines.persistent.launch import LaunchArrays, gathered, launch, leaf_exponent, parents, some_rows
 from cavs._engines.persistent.launch_calls import marked
-from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, forward_of, recurrence_of
+from cavs._engines.persistent.lower import OF_PARENTS, PARENT, PARENT_SLOT, Recurrence, forward_of, recurrence_of
 from cavs._engines.persistent.wide_levels import possible
 from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents
@@ -148,7 +148,7 @@ class Persistent(Engine):
         def rest(before: list[jax.Array]) -> Gradients:
             return _gradients(batch, k, saved, cotangents, launched, before)
 
-        up = {name: x for name, x in launched.out.items() if name.role in (TensorRole.TO_SLOT, TensorRole.TO_EDGE)}
+        up = {name: x for name, x in launched.out.items() if name.role in OF_PARENTS}
         large = sum(sched.shape.leaves) * sum(x[0].nbytes for x in up.values()) >= MANY_BYTES
         if not large and not batch.job.options.in_parts:
             return BackwardLevels(at_leaves(launched), rest)

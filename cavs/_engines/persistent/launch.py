@@ -21,6 +21,7 @@ from cavs._engines.persistent.lower import (
     EDGE_COUNT,
     EDGE_PAD,
     NUM_CHILDREN,
+    OF_PARENTS,
     PAD,
     PARENT,
     PARENT_COUNT,
@@ -29,7 +30,6 @@ from cavs._engines.persistent.lower import (
     PUSHED_ROW,
     STATE_ROW,
     Recurrence,
-    is_sparse,
 )
 from cavs._engines.persistent.wide_levels import count_wide_levels, launch_configs
 from cavs._function.domains import EDGE
@@ -143,7 +143,7 @@ def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
             n = rows.edges + (2 * rows.edge_pad if written.base == EDGE_PAD else 0)
         else:
             n = rows.size + 2 * rows.pad if written.base == PAD else written.copies * rows.size
-        sparse = is_sparse(name)
+        sparse = name.role in OF_PARENTS
         base = None if sparse else written.base
         outputs[name] = Output(n, width, stored_dtype(written.value.aval), written.domain, base, sparse)
     return outputs

@@ -58,7 +58,8 @@ EDGE_CHILD, EDGE_COUNT = Index(IndexRole.EDGE_CHILD), Index(IndexRole.EDGE_COUNT
 PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
 PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
 PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(TensorRole.NUM_CHILDREN)
-_OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
+# What parents write for their children. It is read only by indices, so its padding rows may hold anything.
+OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
 # The estimated microseconds of a launch in tf32 from which on scaled float16 is used. A launch then takes 0.7 of the time, but
 # finding the largest number and copying the leaves take about 20 us. One H100, 2026-11-28, Tree-FC: with hidden 1024 and batch
 # 64 (257 us estimated), the launch takes 159 -> 113 us and a step 436 -> 405; with 512 and 16 (96), 27 -> 21 and 97 -> 98.
@@ -256,11 +257,6 @@ class Recurrence:
         read = {part.recurrent.slots[j]: v.aval for j, v in part.reverse.ct_slots.items()}
         types = {i: shape for (_, i), shape in read.items()}
         return [(slot, i, shape) for i, shape in types.items() for slot in range(self.arity) if (slot, i) not in read]
-
-
-def is_sparse(tensor: Tensor) -> bool:
-    """Returns whether a tensor is read only by indices, so that its padding rows may hold anything."""
-    return tensor.role in _OF_PARENTS
 
 
 def _summed_operands(part: Split) -> list[Var]:
