@@ -38,6 +38,7 @@ from cavs._function.products import exponent_of, scale_to
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.schedule import Schedule
+from cavs._stages.cotangents import mask_rows
 from cavs._stages.tensors import Rows as KindRows, get_rows
 from cavs.kernels import (
     COLUMNS,
@@ -110,8 +111,7 @@ def leaf_exponent(state: jax.Array, sched: Schedule, least: float = 0.0) -> jax.
     `state`: (rows, ...). The rows of the leaves must have been written.
     """
     leaves = state[: sched.shape.pad + sum(sched.shape.leaves)]
-    of_batch = jnp.arange(len(leaves)) < sched.task_row[0]
-    return exponent_of(jnp.where(of_batch.reshape(-1, *(1,) * (state.ndim - 1)), leaves, 0), least)
+    return exponent_of(mask_rows(leaves, jnp.arange(len(leaves)) < sched.task_row[0]), least)
 
 
 def _constants(
@@ -265,11 +265,10 @@ def gathered(tensor: jax.Array, up: dict[Index, jax.Array], index: Index, n: int
     # `parent_edge` lists edges child after child: a sorted segment sum.
     at, ends = jnp.arange(edge.shape[0]), first + count
     child = jnp.clip(jnp.searchsorted(ends, at, side="right"), 0, n)
-    rows = jnp.where((edge >= 0)[:, None], get_rows(flat, jnp.maximum(edge, 0)), 0)
-    total = jax.ops.segment_sum(rows, jnp.where(at < ends[-1], child, n), n, indices_are_sorted=True)
+    total = jax.ops.segment_sum(some_rows(flat, edge), jnp.where(at < ends[-1], child, n), n, indices_are_sorted=True)
     return total.reshape(n, *tensor.shape[1:])
 
 
 def some_rows(x: jax.Array, number: jax.Array) -> jax.Array:
     """Returns the rows of `x` with these numbers, zeros where a number is negative."""
-    return jnp.where((number >= 0).reshape(-1, *(1,) * (x.ndim - 1)), get_rows(x, jnp.maximum(number, 0)), 0)
+    return mask_rows(get_rows(x, jnp.maximum(number, 0)), number >= 0)
