@@ -66,7 +66,7 @@ def evaluate(
         product: multiplies row values by a matrix, with the arguments of `rows_times_matrix`.
     """
     once = computed_once(eqns)
-    any_wanted = lambda: real > 0 if wanted is None and real is not None else wanted  # noqa: E731
+    wanted = real > 0 if wanted is None and real is not None else wanted
     for eqn in eqns:
         args = values(eqn.invars, env)
         in_domains = [domain_of(x, domain) for x in eqn.invars]
@@ -85,11 +85,11 @@ def evaluate(
             z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
         elif is_choice(eqn) and in_domains[0] != STATIC and len(args[0]):
-            outs = _every_branch(eqn, args, in_domains, any_wanted(), product)
+            outs = _every_branch(eqn, args, in_domains, wanted, product)
         else:
             axes = [0 if d != STATIC else None for d in in_domains]
             run = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)
-            outs = run(*args) if may_repeat(eqn) else _if_any(any_wanted(), run, args)
+            outs = run(*args) if may_repeat(eqn) else _if_any(wanted, run, args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
