@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float, run_equations, values
-from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
+from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, Literal, Var, body_of, opened
 from cavs._jaxpr.settings import promoting
 from cavs._jaxpr.source_lines import source_line
 from cavs._schedule.scheduler import schedule
@@ -225,7 +225,7 @@ class _Search:
 
     def culprit(self, fn: AtVertex, args: tuple[PyTree, ...], number: int) -> tuple[str, str | None]:
         """The equation of `fn` that produced the NaN in its output `number`, and the line of the program."""
-        jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(fn)(*args)))
+        jaxpr, consts = opened(jax.make_jaxpr(fn)(*args))
         origin = self._trace_back(jaxpr, consts, jax.tree.leaves(args), number)
         if origin is None:
             return "(the per-vertex interpreter does not produce it; see cavs.debug.compare)", None

@@ -46,7 +46,7 @@ def _pick(index: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:
 
 def every_branch(eqn: Eqn) -> tuple[Jaxpr, Sequence[Any]]:
     """Returns a jaxpr, and its constants, that does what `run_every_branch` does."""
-    return opened(cast(ClosedJaxpr, jax.make_jaxpr(lambda *args: run_every_branch(eqn, args))(*map(shape_of, eqn.invars))))
+    return opened(jax.make_jaxpr(lambda *args: run_every_branch(eqn, args))(*map(shape_of, eqn.invars)))
 
 
 def with_shared_operands(program: Program) -> Program:

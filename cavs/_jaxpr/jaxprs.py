@@ -42,12 +42,12 @@ def all_equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
             yield from all_equations(body.eqns)
 
 
-def opened(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
+def opened(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
     """Returns a jaxpr, closed or not, and its constants."""
     return cast(Jaxpr, getattr(jaxpr, "jaxpr", jaxpr)), getattr(jaxpr, "consts", ())
 
 
-def without_constants(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[ClosedJaxpr, Sequence[jax.Array]]:
+def without_constants(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> tuple[ClosedJaxpr, Sequence[jax.Array]]:
     """Returns a jaxpr whose constants are its first arguments, and these constants."""
     inside, consts = opened(jaxpr)
     invars = [*inside.constvars, *inside.invars]

@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, all_equations, opened
+from cavs._jaxpr.jaxprs import Jaxpr, all_equations, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._jaxpr.settings import always_compiled, promoting
 
@@ -181,7 +181,7 @@ def retraced(rules: Rules, operands: Sequence[Any]) -> Any:
     if rules.sealed:
         operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in operands]
     with rules.context():
-        jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(rules.run)(*operands)))
+        jaxpr, consts = opened(jax.make_jaxpr(rules.run)(*operands))
     assert not any(isinstance(x, Tracer) for x in consts), "a function with rules closes over tracers"
     jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return jex.ClosedJaxpr(jaxpr, consts)

@@ -6,7 +6,6 @@ each sum is the weight of that sum: the gradient of the loss is that of the weig
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,11 +87,10 @@ class PartedLoss:
 
             return jax.grad(loss)([total_values[i] for i in floats])
 
-        traced: Any = jax.make_jaxpr(derivatives)(shapes)
-        eqns: list[Eqn] = []
-        outs = inlined(opened(traced)[0], {}, eqns, _CALLS)
+        jaxpr, eqns = opened(jax.make_jaxpr(derivatives)(shapes))[0], list[Eqn]()
+        outs = inlined(jaxpr, {}, eqns, _CALLS)
         read = reads(needed(eqns, outs, set())[0], outs)
-        positions = [i for i, v in enumerate(opened(traced)[0].invars) if v in read]
+        positions = [i for i, v in enumerate(jaxpr.invars) if v in read]
         known = dict(zip(positions, sums_of(positions) if positions else [], strict=True))
         return dict(zip(floats, derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)]), strict=True))
 

@@ -1,7 +1,7 @@
 """Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
-from cavs._jaxpr.jaxprs import ClosedJaxpr, opened, without_constants
+from cavs._jaxpr.jaxprs import opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.running_sums import run_and_add
 from cavs._memory.parted_loss import PartedLoss, parted
@@ -155,7 +155,7 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
         params, arrays = jax.tree.map(lambda x: vary(jnp.asarray(x), axes), (params, list(stacks)))
         # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
         closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(arrays))
-        no_consts, consts = without_constants(cast(ClosedJaxpr, closed))
+        no_consts, consts = without_constants(closed)
         flat, batches = [*consts, *jax.tree.leaves(params)], list(map(jax.tree.leaves, arrays))
         of_part = parted(function, opened(no_consts)[0], len(flat), sum(len(leaves[0]) for leaves in batches))
         outs = _differentiable(function, of_part)(flat, batches)

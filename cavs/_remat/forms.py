@@ -41,8 +41,7 @@ def bits_of(mask: Var) -> Form | None:
 
 def _equations(fn: Callable[[jax.Array], jax.Array], x: Var) -> list[Eqn]:
     """Returns the equations of a function of `x`. The last one computes its result."""
-    traced: Any = jax.make_jaxpr(fn)(type_of(x))
-    jaxpr, eqns = opened(traced)[0], list[Eqn]()
+    jaxpr, eqns = opened(jax.make_jaxpr(fn)(type_of(x)))[0], list[Eqn]()
     inlined(jaxpr, {jaxpr.invars[0]: x}, eqns)
     return eqns
 

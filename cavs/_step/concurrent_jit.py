@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from cavs._engines.persistent.launch_calls import Half, is_mark
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind
-from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, is_var, opened, scan_parts
+from cavs._jaxpr.jaxprs import CALLS, Atom, Eqn, Jaxpr, body_of, is_var, opened, scan_parts
 from cavs._run.manual_axes import checked_axes, devices
 from cavs._step.pairs import halves_of, has_launches, rules_of
 from cavs.kernels import Target, begin_p, end_p
@@ -223,7 +223,7 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Arra
 
 def _on_half(half: Half, operands: list[jax.Array], turns: _Turns) -> list[jax.Array]:
     """Runs a launch of a pair. Both follow the launches before them; those that come later follow both."""
-    outs, flag = _run(*opened(cast(ClosedJaxpr, jax.make_jaxpr(half.run)(*operands))), operands, turns.before)
+    outs, flag = _run(*opened(jax.make_jaxpr(half.run)(*operands)), operands, turns.before)
     assert flag is not None
     if turns.first is None:
         turns.first = flag
