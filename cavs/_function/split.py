@@ -29,7 +29,8 @@ class Eager:
     """The eager part of a role."""
 
     eqns: list[Eqn]  # its equations
-    # The variables that the recurrent and lazy parts read of it. Inputs of F among them are pulled rows, and rows of edges.
+    # The variables that the recurrent and lazy parts read of it: first `Recurrent.cross`, in its order. Inputs of F among them
+    # are pulled rows, and rows of edges.
     outs: list[Var]
     reads_edges: bool  # whether it reads or returns rows of edges
 

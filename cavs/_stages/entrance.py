@@ -52,7 +52,7 @@ def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
 
 def crossing(part: Split, rows: Rows, eager: Sequence[Values]) -> list[Values]:
     """Returns the eager rows that the recurrent part reads, with slack."""
-    crossed = ((part.role.domain[v], x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
+    crossed = ((part.role.domain[v], x) for v, x in zip(part.recurrent.cross, eager, strict=False))
     padded = rows.padded_in
     return [x._replace(index=padded(d, x.index)) if isinstance(x, Pulled) else padded(d, x) for d, x in crossed]
 

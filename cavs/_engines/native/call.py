@@ -57,8 +57,7 @@ class NativeCall:
         self._kinds[k] = lowered_kind
         rows = self.rows[k]
         self.inputs[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
-        crossing = (x for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
-        self.inputs |= {("crossing", k, c): x for c, x in enumerate(crossing)}
+        self.inputs |= {("crossing", k, c): x for c, x in enumerate(eager[: len(part.recurrent.cross)])}
         if lowered_kind is not None:
             self.inputs |= static_arrays(lowered_kind, part, k, statics)
 

@@ -117,7 +117,7 @@ class Persistent(Engine):
         (k,) = inner
         part, static = batch.parts[k], statics[k]
         recurrence = forward_of(batch.plan, batch.kinds[k], sched.shape, save, batch.job.target)
-        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
+        crossing = eager[k][: len(part.recurrent.cross)]
         if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
             static, crossing = barrier((static, crossing))
         tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
@@ -162,7 +162,7 @@ def _of_no_rows(batch: Batch, k: int, save: bool) -> tuple[Arrays, Arrays]:
     """Returns what the backward and the lazy part read of kind `k` if it has no vertices with children."""
     part, rows, zeros = batch.parts[k], batch.rows[k], batch.zeros
     kept = [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
-    edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
+    edge = [domain == EDGE for domain in part.extra_domain]
     tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
     return kept, [rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)]
 
@@ -215,15 +215,13 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
     recurrence = recurrence_of(batch.plan, batch.kinds[k], False, sched.shape.forest, target=batch.job.target)
     tensors = {Tensor(TensorRole.PUSHED, i): x for i, x in cotangents.states.items() if i in recurrence.pushed}
     tensors |= {Tensor(TensorRole.STATE, i): x for i, x in enumerate(saved.states)}
-    crossing = [x for v, x in zip(part.eager.outs, saved.eager_rows[k], strict=True) if v in part.recurrent.cross]
-    tensors |= {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
+    tensors |= {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(saved.eager_rows[k][: len(part.recurrent.cross)])}
     kept = [Tensor(TensorRole.KEPT, n) for n in range(len(part.forward.keep))]
     kept += [Tensor(TensorRole.REPLACED, m) for m in recurrence.replaced]
     tensors |= dict(zip(kept, saved.kept[k], strict=False))
     tensors |= {Tensor(TensorRole.EXTRA, n): x for n, x in enumerate(saved.extras[k])}
     for i, v in part.reverse.extra_cts.items():
-        edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
-        zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
+        zero = jnp.zeros((rows.edges if part.extra_domain[i] == EDGE else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
     return engine.launched(batch, k, recurrence, LaunchArrays(saved.statics[k], tensors, [], cotangents.row))
 

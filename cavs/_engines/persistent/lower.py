@@ -213,9 +213,8 @@ class Recurrence:
         if self.forward:
             for i, v in enumerate(part.forward.states):
                 put(v, Tensor(TensorRole.STATE, i), STATE_ROW)
-            for n, v in enumerate(part.forward.extra):
-                edge = part.role.domain.get(part.recurrent.extra[n]) == EDGE
-                put(v, Tensor(TensorRole.EXTRA, n), None, domain=EDGE if edge else ROW)
+            for n, (v, domain) in enumerate(zip(part.forward.extra, part.extra_domain, strict=True)):
+                put(v, Tensor(TensorRole.EXTRA, n), None, domain=domain)
             together = {n: (m, column) for m, columns in self.replaced.items() for n, column in columns.items()}
             for n, v in enumerate(self.kept):
                 base, domain = EDGE_PAD if domains.get(v) == EDGE else PAD, domains.get(v, STATIC)
