@@ -39,6 +39,7 @@ from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import mask_rows
+from cavs._stages.entrance import fixed
 from cavs._stages.tensors import Rows as KindRows, get_rows
 from cavs.kernels import (
     COLUMNS,
@@ -122,7 +123,7 @@ def _constants(
     `exponents`: of the states that are scaled, those of the leaves.
     """
     part, program = recurrence.part, recurrence.program
-    env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
+    env = fixed(part, statics)
     if recurrence.factor is not None:
         env[recurrence.factor] = scale_to(functools.reduce(jnp.maximum, exponents), PRECISIONS[recurrence.precision].largest)
     evaluate(recurrence.static_eqns, env, {})
