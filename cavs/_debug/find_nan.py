@@ -149,7 +149,6 @@ class _Search:
         self.inputs, self.edges = inputs, edges
 
     def bad(self, x: Value) -> bool:
-        """Whether an array contains a NaN."""
         return bool(self.bad_rows(x[None]).any())
 
     def bad_rows(self, x: Value) -> np.ndarray:

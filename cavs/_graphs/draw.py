@@ -172,7 +172,6 @@ def _short(text: object) -> str:
 
 
 def _colours(levels: np.ndarray) -> list[str]:
-    """Returns the colour of each of `levels`."""
     place = levels / max(int(levels.max(initial=0)), 1) * (len(LEVELS) - 1)
     rgb = np.stack([np.interp(place, np.arange(len(LEVELS)), channel) for channel in LEVELS.T], -1).astype(int)
     return ["#{:02x}{:02x}{:02x}".format(*colour) for colour in rgb.tolist()]

@@ -37,7 +37,6 @@ def run_every_branch(
 
 
 def _pick(index: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:
-    """Returns the case of number `index`."""
     *others, out = cases  # `lax.switch` has already clamped `index`
     for i, case in enumerate(others):
         out = jnp.where(index == i, case, out)

@@ -50,7 +50,6 @@ def bytes_of_var(x: Atom) -> int:
 
 
 def on_host(x: Atom) -> bool:
-    """Returns whether a value lies in the memory of the host."""
     return getattr(x.aval, "memory_space", None) == jax.memory.Space.Host
 
 

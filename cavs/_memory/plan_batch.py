@@ -282,6 +282,5 @@ class BatchPlan:
 
 
 def columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Returns the lines of a table."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  " + "  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)).rstrip() for row in rows]

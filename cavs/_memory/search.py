@@ -160,7 +160,6 @@ class BatchGradient:
 
     @memoized
     def compiles(self, choice: Choice) -> Any:
-        """Returns what `jit` returns for a choice."""
         return self.jit(self.program(self.loss_of(choice)))
 
     def runs(self, choice: Choice) -> bool:

@@ -116,7 +116,6 @@ class _Line(NamedTuple):
     graph: JSONObject
 
     def error(self, expected: str) -> FormatError:
-        """Returns the error to raise."""
         return format_error(self.path, self.number, self.text, expected)
 
 

@@ -326,7 +326,6 @@ class Recomputed(Generic[R]):
 
 
 def _read(path: str | os.PathLike[str] | None) -> Any:
-    """Reads a saved plan."""
     if path is None:
         return None
     with open(path) as file:

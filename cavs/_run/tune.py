@@ -195,7 +195,6 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
 
 
 def key_of(task: Task) -> str:
-    """Returns the key of a task's records."""
     return chip.key_of(task.recurrence, task.sched.shape)
 
 

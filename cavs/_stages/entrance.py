@@ -40,7 +40,6 @@ class Memory(NamedTuple):
 
 
 def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
-    """Returns the memory of a kind."""
     return Memory(
         states=saved.states,
         statics=saved.statics[kind],

@@ -269,16 +269,13 @@ class Pulled(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a copy."""
         return self.index.shape + self.source.shape[1:]
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the rows."""
         return self.source.dtype
 
     def copied(self) -> jax.Array:
-        """Returns a copy."""
         return get_rows(self.source, self.index)
 
 

@@ -161,7 +161,6 @@ def run_task(
 
 
 def is_leaf(kind: Kind, sched: Schedule) -> bool:
-    """Returns whether the rows of a kind are leaves."""
     return kind.number >= len(sched.shape.kinds)
 
 
