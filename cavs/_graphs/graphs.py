@@ -233,21 +233,13 @@ class Graphs:
         self, vertex_offsets: np.ndarray, child_offsets: np.ndarray, rows: Rows, edges: Rows, numbers: Rows
     ) -> "Graphs":
         """Selects the vertices `rows`, the edges `edges` and the graphs `numbers`, and keeps the facts of the data set."""
-        part = Graphs(
-            vertex_offsets,
-            child_offsets,
-            self.children[edges],
-            self.height[rows],
-            None if self.kind is None else self.kind[rows],
-            None if self.label is None else self.label[rows],
-            None if self.input_id is None else self.input_id[rows],
-            self.vocab,
-            self.kind_names,
-            self.label_names,
-            None if self.graph_label is None else self.graph_label[numbers],
-            None if self.edge_attr is None else self.edge_attr[edges],
-            jax.tree.map(lambda leaf: leaf[rows], self.x),
-        )
+        structure = vertex_offsets, child_offsets, self.children[edges], self.height[rows]
+        ids = (None if array is None else array[rows] for array in (self.kind, self.label, self.input_id))
+        names = self.vocab, self.kind_names, self.label_names
+        graph_label = None if self.graph_label is None else self.graph_label[numbers]
+        edge_attr = None if self.edge_attr is None else self.edge_attr[edges]
+        x = jax.tree.map(lambda leaf: leaf[rows], self.x)
+        part = Graphs(*structure, *ids, *names, graph_label, edge_attr, x)
         return part._of_data(self._arity, self._inner_kinds)
 
     def _of_data(self, arity: int, inner_kinds: tuple[int, ...]) -> "Graphs":
