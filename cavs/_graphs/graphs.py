@@ -234,12 +234,12 @@ class Graphs:
     ) -> "Graphs":
         """Selects the vertices `rows`, the edges `edges` and the graphs `numbers`, and keeps the facts of the data set."""
         structure = vertex_offsets, child_offsets, self.children[edges], self.height[rows]
-        ids = (None if array is None else array[rows] for array in (self.kind, self.label, self.input_id))
+        kind, label, input_id = (None if x is None else x[rows] for x in (self.kind, self.label, self.input_id))
         names = self.vocab, self.kind_names, self.label_names
         graph_label = None if self.graph_label is None else self.graph_label[numbers]
         edge_attr = None if self.edge_attr is None else self.edge_attr[edges]
         x = jax.tree.map(lambda leaf: leaf[rows], self.x)
-        part = Graphs(*structure, *ids, *names, graph_label, edge_attr, x)
+        part = Graphs(*structure, kind, label, input_id, *names, graph_label, edge_attr, x)
         return part._of_data(self._arity, self._inner_kinds)
 
     def _of_data(self, arity: int, inner_kinds: tuple[int, ...]) -> "Graphs":

@@ -24,6 +24,7 @@ else:
 
 PyTreeDef: TypeAlias = Any  # `jax.tree_util.PyTreeDef`, which no type checker can read
 Env: TypeAlias = dict[Var, jax.Array]
+Arrays: TypeAlias = list[jax.Array]
 _T = TypeVar("_T")
 
 CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "call_with_rules")

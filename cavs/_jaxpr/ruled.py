@@ -24,11 +24,10 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.jaxprs import Jaxpr, all_equations, opened
+from cavs._jaxpr.jaxprs import Arrays, Jaxpr, all_equations, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._jaxpr.settings import always_compiled, promoting
 
-Arrays: TypeAlias = list[jax.Array]
 Tangents: TypeAlias = list[jax.Array | None]  # `None` for zeros, and for integers
 Flat: TypeAlias = Callable[..., Arrays]
 

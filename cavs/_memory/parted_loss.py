@@ -12,14 +12,12 @@ import jax.numpy as jnp
 
 from cavs._jaxpr.equations import alive, bind, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, all_equations, is_var, opened
+from cavs._jaxpr.jaxprs import Arrays, Atom, Eqn, Jaxpr, Var, all_equations, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
 from cavs._jaxpr.settings import promoting
 from cavs._jaxpr.source_lines import line_of
 from cavs._memory.no_sum import MSG_TERM, no_sum
-
-Arrays = list[jax.Array]
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 MSG_MIXED = (

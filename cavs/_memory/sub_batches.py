@@ -1,7 +1,7 @@
 """Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,12 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
-from cavs._jaxpr.jaxprs import opened, without_constants
+from cavs._jaxpr.jaxprs import Arrays, opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.running_sums import run_and_add
 from cavs._memory.parted_loss import PartedLoss, parted
 from cavs._stages.cotangents import differentiated, with_differentiated
 
-Arrays: TypeAlias = list[jax.Array]
 Params = TypeVar("Params")
 Loss = TypeVar("Loss")  # a scalar, or with `has_aux` a pair
 _ROWS = 1.01  # how much larger the largest part may become, as a factor, if parts then have fewer levels

@@ -26,6 +26,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.jaxprs import Arrays
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.ruled import replaceable
 from cavs._jaxpr.settings import always_compiled, promoting
@@ -36,7 +37,6 @@ from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, differentiated, with_differentiated
 from cavs._stages.saved import Saved
 
-Arrays: TypeAlias = list[jax.Array]
 Cotangents: TypeAlias = list[Cotangent]
 Select: TypeAlias = jax.Array | None
 Fixed: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]

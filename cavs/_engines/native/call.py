@@ -15,12 +15,11 @@ from cavs._engines.native.values import Shift
 from cavs._engines.scan.task import Kind, empty_cuts
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
-from cavs._jaxpr.jaxprs import Var
+from cavs._jaxpr.jaxprs import Arrays, Var
 from cavs._schedule.shape import slots_of
 from cavs._stages.tensors import Rows
 from cavs.kernels import NATIVE_LEVELS, native_call
 
-Arrays = list[jax.Array]
 # Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
 _FIELDS = (
     "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
