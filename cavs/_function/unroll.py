@@ -34,8 +34,7 @@ def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, PyTreeDef, PyTre
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     jaxpr, values = opened(unrolled(cast(ClosedJaxpr, closed)))
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns)
+    eqns, outs = inlined(jaxpr)
     consts = dict(zip(jaxpr.constvars, values, strict=True))
     program = with_shared_operands(Program(tuple(jaxpr.invars), tuple(eqns), tuple(outs), consts))
     return program, jax.tree.structure(args), jax.tree.structure(out_shape)
@@ -139,8 +138,7 @@ def _inside(eqn: Eqn) -> list[Eqn]:
     local: dict[Var, Atom] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
     for var, value in zip(jaxpr.constvars, consts, strict=True):
         local[var] = Literal(value, var.aval)
-    inside: list[Eqn] = []
-    returned = inlined(jaxpr, local, inside)
+    inside, returned = inlined(jaxpr, rename=local)
     computed, results = {v for e in inside for v in e.outvars}, dict[Var, Var]()
     for x, v in zip(returned, eqn.outvars, strict=True):
         if is_var(x) and x in computed and x not in results:

@@ -81,13 +81,9 @@ def derivative(
     second = jax.make_jaxpr(lambda saved, cts: tree.unflatten(saved)(cts))(list(map(type_of, types)), cotangents)
     (jaxpr, values), (back, back_consts) = opened(first), opened(second)
 
-    forward: list[Eqn] = []
-    atoms = inlined(jaxpr, {}, forward)
-    forward, atoms, named = without_names(forward, atoms)
+    forward, atoms, named = without_names(*inlined(jaxpr))
     outs, saved, seeds = atoms[: len(out_types)], atoms[len(out_types) :], back.invars[len(types) :]
-    backward: list[Eqn] = []
-    grads = inlined(back, dict(zip(back.invars, saved, strict=False)), backward)
-    backward, grads, _ = without_names(backward, grads)
+    backward, grads, _ = without_names(*inlined(back, rename=dict(zip(back.invars, saved, strict=False))))
     backward, _ = needed(backward, grads, set())
     consts = dict(zip([*jaxpr.constvars, *back.constvars], [*values, *back_consts], strict=True))
     needs = read_by(backward, grads, {*seeds, *back.constvars, *(v for e in backward for v in e.outvars)})

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from cavs._jaxpr.equations import alive, bind, is_float, needed, reads, run_equations, value_of
-from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.inline import JITTED, inlined
 from cavs._jaxpr.jaxprs import Arrays, Atom, Eqn, Jaxpr, Var, all_equations, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
@@ -19,7 +19,6 @@ from cavs._jaxpr.settings import promoting
 from cavs._jaxpr.source_lines import line_of
 from cavs._memory.no_sum import MSG_TERM, no_sum
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
 MSG_MIXED = (
     "{function}: loss: got values of one part of a batch together with cavs.data.total or cavs.data.mean, which are over the "
     "whole batch; expected a loss that follows from such totals and the parameters alone. Write cavs.data.total(x) for every "
@@ -85,8 +84,8 @@ class PartedLoss:
 
             return jax.grad(loss)([total_values[i] for i in floats])
 
-        jaxpr, eqns = opened(jax.make_jaxpr(derivatives)(shapes))[0], list[Eqn]()
-        outs = inlined(jaxpr, {}, eqns, _CALLS)
+        jaxpr, _ = opened(jax.make_jaxpr(derivatives)(shapes))
+        eqns, outs = inlined(jaxpr, JITTED)
         read = reads(needed(eqns, outs, set())[0], outs)
         positions = [i for i, v in enumerate(jaxpr.invars) if v in read]
         known = dict(zip(positions, sums_of(positions) if positions else [], strict=True))
@@ -121,8 +120,7 @@ def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
     The first `count` inputs are parameters, the others a part of the batch. Raises a `TypeError`, which names `function`, if
     the loss uses totals where parts cannot be added up.
     """
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns, _CALLS, lambda eqn: bool(_totals_in(eqn)))
+    eqns, outs = inlined(jaxpr, JITTED, where=lambda eqn: bool(_totals_in(eqn)))
     of_part, of_whole = set(jaxpr.invars[count:]), set[Var]()
     totals: dict[Var, Atom] = {}
     before, after = list[Eqn](), list[Eqn]()

@@ -109,6 +109,4 @@ def _inside(e: Eqn) -> int:
 
 @functools.lru_cache(1 << 10)
 def _of_body(body: Jaxpr) -> int:
-    eqns: list[Eqn] = []
-    outs = inlined(body, {}, eqns, _INLINED)
-    return _peak(eqns, outs)
+    return _peak(*inlined(body, _INLINED))
