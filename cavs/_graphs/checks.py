@@ -1,4 +1,4 @@
-"""Validation of what `Graphs.build` and `graphs[index]` are passed."""
+"""Validation of arguments, above all of `Graphs.build` and `graphs[index]`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,6 +11,15 @@ from cavs._graphs.counted import counted
 from cavs._graphs.flat import heights, offsets
 
 INT32_MAX = 2**31 - 1
+
+
+def check_type(argument: str, value: object, kind: Any, expected: str) -> None:
+    """Raises `TypeError` if `value` is no `kind`: a type, or a union of types.
+
+    `argument` names it in the message, such as "Log: loader". `expected` may end with what to write.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{argument}: got a {type(value).__name__}; expected {expected}.")
 
 
 def array_of(name: str, value: ArrayLike | Iterable[int]) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, check_order, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, check_order, check_type, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.flat import heights, number_names, offsets, ranges
 from cavs._graphs.pytree import PyTree
@@ -249,9 +249,7 @@ class Graphs:
 
     def __add__(self, other: "Graphs") -> "Graphs":
         """Concatenates graphs. Both sides must have the same fields and the same names (see `with_vocab`)."""
-        if not isinstance(other, Graphs):
-            got = type(other).__name__
-            raise TypeError(f"graphs + other: got a {got}; expected cavs.Graphs. For a list write cavs.Graphs.concat(parts).")
+        check_type("graphs + other", other, Graphs, "cavs.Graphs. For a list write cavs.Graphs.concat(parts)")
         return _joined([self, other], renumber=False)
 
     @staticmethod
@@ -406,11 +404,8 @@ def _same(a: object, b: object) -> bool:
 
 def check_graphs(graphs: object, call: str) -> None:
     """Raises `TypeError` if the argument `graphs` is something else. `call` says how to write it: "save_npz(graphs, path)"."""
-    if not isinstance(graphs, Graphs):
-        raise TypeError(
-            f"{call.partition('(')[0]}: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write {call}, with graphs "
-            "such as cavs.read_trees(path)."
-        )
+    expected = f"cavs.Graphs. Write {call}, with graphs such as cavs.read_trees(path)"
+    check_type(f"{call.partition('(')[0]}: graphs", graphs, Graphs, expected)
 
 
 def is_root(graphs: Graphs) -> np.ndarray:
