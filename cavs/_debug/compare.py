@@ -96,7 +96,7 @@ class _Differences:
 
 def _leaves(got: PyTree, want: PyTree) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The paths and values of both, without keys of `jax.random` and the gradients of integers."""
-    pairs = zip(jax.tree_util.tree_flatten_with_path(want)[0], jax.tree.leaves(got), strict=True)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(want), jax.tree.leaves(got), strict=True)
     return [
         (jax.tree_util.keystr(path), np.asarray(a), np.asarray(b))
         for (path, b), a in pairs
@@ -217,7 +217,7 @@ def compare(
     forward.add("push", plain, want["push"], vertices)
     if gradients:
         named = F.state_tree.unflatten(range(F.state_tree.num_leaves))
-        names = {str(i): jax.tree_util.keystr(path) for path, i in jax.tree_util.tree_flatten_with_path(named)[0]}
+        names = {str(i): jax.tree_util.keystr(path) for path, i in jax.tree_util.tree_leaves_with_path(named)}
         for i in got_grads[1]["delta"]:
             backward.add(f"gradient of state{names[i]}", got_grads[1]["delta"][i], want_grads[1]["delta"][i], vertices)
         backward.add("gradient of inputs", plain_grads[1], want_grads[1]["inputs"], vertices)

@@ -173,7 +173,7 @@ class _Search:
         """The first leaf with a NaN of some trees and their names."""
         number = 0
         for name, tree in trees:
-            for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            for path, x in jax.tree_util.tree_leaves_with_path(tree):
                 if self.bad(x):
                     return _Bad(name + jax.tree_util.keystr(path), number, x)
                 number += 1
