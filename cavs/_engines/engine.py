@@ -108,7 +108,7 @@ class BackwardLevels(NamedTuple):
     """What the backward's levels compute."""
 
     states: dict[int, jax.Array]  # the cotangents of states, at the leaves
-    rest: Callable[[list[jax.Array]], Gradients]  # returns the others, which may be computed after the arrays that it is given
+    rest: Callable[[Arrays], Gradients]  # returns the others, which may be computed after the arrays that it is given
 
 
 class Engine:

@@ -28,7 +28,7 @@ class Arguments(NamedTuple):
 class _Leaves(NamedTuple):
     """F at the leaves; empty if the engine runs them."""
 
-    vertices: list[jax.Array]  # for each kind, the rows of its leaves in the inputs, padded
+    vertices: Arrays  # for each kind, the rows of its leaves in the inputs, padded
     states: Arrays  # as `Engine.forward_levels` takes them
     pushes: list[Arrays]  # for each kind, the pushes of its leaves
     transposes: list[Transpose]  # for each kind, the transpose of F

@@ -145,7 +145,7 @@ class Persistent(Engine):
         def at_leaves(launched: Launched) -> Floats:
             return cotangents_at_leaves(self, batch, k, launched, saved, cotangents)
 
-        def rest(before: list[jax.Array]) -> Gradients:
+        def rest(before: Arrays) -> Gradients:
             return _gradients(batch, k, saved, cotangents, launched, before)
 
         up = {name: x for name, x in launched.out.items() if name.role in OF_PARENTS}
@@ -226,9 +226,7 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
     return engine.launched(batch, k, recurrence, LaunchArrays(saved.statics[k], tensors, [], cotangents.row))
 
 
-def _gradients(
-    batch: Batch, k: int, saved: Saved, cotangents: Cotangents, launched: Launched, before: list[jax.Array]
-) -> Gradients:
+def _gradients(batch: Batch, k: int, saved: Saved, cotangents: Cotangents, launched: Launched, before: Arrays) -> Gradients:
     """Adds what the levels of kind `k` contribute: one lazy batch of all rows, and the eager part's transpose.
 
     `before`: gradients that the lazy batch waits for, unless memory is at stake. It waits for those of the eager part, too, as
