@@ -139,9 +139,7 @@ def _parse(path: Path, data: bytes) -> Graphs:
 
 
 def _after(mask: np.ndarray) -> np.ndarray:
-    out = np.zeros_like(mask)
-    out[1:] = mask[:-1]
-    return out
+    return np.append(False, mask)[:-1]
 
 
 def _broken_rule(
