@@ -109,7 +109,7 @@ def split(role: RoleProgram, eager: bool) -> Split:
     static_eqns, eager_eqns, recurrent_eqns = _sorted_out(role, eager)
     recurrent, lazy_eqns, pulled = _boundaries(role, static_eqns, eager_eqns, recurrent_eqns)
     outs = list(dict.fromkeys([*recurrent.cross, *pulled]))
-    eager_eqns = needed(eager_eqns, outs, set())[0]
+    eager_eqns = needed(eager_eqns, outs)[0]
     return Split(
         role=role,
         static_eqns=static_eqns,

@@ -84,7 +84,7 @@ def derivative(
     forward, atoms, named = without_names(*inlined(jaxpr))
     outs, saved, seeds = atoms[: len(out_types)], atoms[len(out_types) :], back.invars[len(types) :]
     backward, grads, _ = without_names(*inlined(back, rename=dict(zip(back.invars, saved, strict=False))))
-    backward, _ = needed(backward, grads, set())
+    backward, _ = needed(backward, grads)
     consts = dict(zip([*jaxpr.constvars, *back.constvars], [*values, *back_consts], strict=True))
     needs = read_by(backward, grads, {*seeds, *back.constvars, *(v for e in backward for v in e.outvars)})
     refusal = refusal_in(jaxpr) or refusal_in(back)
@@ -117,7 +117,7 @@ def split_at(
     """
     later = depends(eqns, set(seeds))
     forward = [e for e in eqns if later.isdisjoint(e.outvars)]
-    backward = [e for e in needed(eqns, results, set())[0] if not later.isdisjoint(e.outvars)]
+    backward = [e for e in needed(eqns, results)[0] if not later.isdisjoint(e.outvars)]
     return forward, backward, read_by(backward, [*results, *operands], later)
 
 

@@ -1,6 +1,6 @@
 """Programs: straight-line equations, written for one vertex, and what can be asked about them."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -120,7 +120,7 @@ def without(
     return kept, [get(x) for x in outs]
 
 
-def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: set[Var]) -> tuple[list[Eqn], list[Var]]:
+def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: Set[Var] = frozenset()) -> tuple[list[Eqn], list[Var]]:
     """Returns the equations that compute `outs` from `available` values, in order, and the available values they read."""
     want = {x for x in outs if is_var(x)}
     used = [x for x in outs if is_var(x) and x in available]

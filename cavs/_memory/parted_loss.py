@@ -53,7 +53,7 @@ class PartedLoss:
             outs = [x for x, is_whole in zip(self.outs, self.is_whole, strict=True) if not is_whole]
         else:
             terms = [terms[i] for i in which]
-        eqns = needed(self.before_cut, terms, set())[0]
+        eqns = needed(self.before_cut, terms)[0]
         if which is None or any(e.effects for e in eqns):
             eqns = alive(self.before_cut, [*outs, *terms])
         results = self._run(eqns, [*self.params, *self.batch], [*params, *batch], [*outs, *terms])
@@ -86,7 +86,7 @@ class PartedLoss:
 
         jaxpr, _ = opened(jax.make_jaxpr(derivatives)(shapes))
         eqns, outs = inlined(jaxpr, JITTED)
-        read = reads(needed(eqns, outs, set())[0], outs)
+        read = reads(needed(eqns, outs)[0], outs)
         positions = [i for i, v in enumerate(jaxpr.invars) if v in read]
         known = dict(zip(positions, sums_of(positions) if positions else [], strict=True))
         return dict(zip(floats, derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)]), strict=True))

@@ -60,7 +60,7 @@ def static_values(part: Split, params: Arrays) -> Arrays:
     """Evaluates the static part. Returns the values of `static_variables(part)`."""
     env = dict(part.role.program.consts) | dict(zip(part.role.params, params, strict=True))
     wanted = static_variables(part)
-    evaluate(needed(part.static_eqns, wanted, set())[0], env, {})
+    evaluate(needed(part.static_eqns, wanted)[0], env, {})
     return [env[v] for v in wanted]
 
 

@@ -160,7 +160,7 @@ class Recurrence:
         """Returns the equations that this direction's outputs need."""
         part = self.part
         if self.forward:
-            return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept], set())[0]
+            return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept])[0]
         outputs = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts, *self.operands]
         return needed(part.joint.program.eqns, outputs, part.joint.available)[0]
 
