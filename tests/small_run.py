@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from cavs import cli
-from cavs._fit.kept import (
-    write_facts,
-)
+from cavs._fit.kept import write_facts
 
 # Words and labels that must not reach a terminal unescaped.
 TREE = {"children": [[], [], [0, 1]], "inputs": ["a\tb", "\x1b[2J\ud800", None], "labels": ["x\ny", "\u202ez", "x\ny"]}

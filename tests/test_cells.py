@@ -121,7 +121,7 @@ def test_a_carry_of_numpy_has_the_dtype_that_it_has_in_jax() -> None:
 
 def test_invalid_cells_are_refused() -> None:
     start = jnp.zeros(H)
-    with pytest.raises(TypeError, match="cell: got a int; expected a function cell"):
+    with pytest.raises(TypeError, match="cell: got a int; expected a function of 3 arguments, .params, carry, x."):
         cavs.interop.from_cell(3, start)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="reduce: got 'softmax'; expected 'sum', 'mean', 'max', or None for sequences"):
         cavs.interop.from_cell(plain, start, reduce="softmax")

@@ -252,7 +252,7 @@ def test_reversed_twice_sorts_the_children(graphs):
 @pytest.mark.parametrize(
     "num_vertices, num_children, children, fields, message",
     [
-        ([2, 0], [0, 0], [], {}, r"num_vertices\[1\]: got 0; expected at least 1"),
+        ([2, 0], [0, 0], [], {}, r"num_vertices: got 0 vertices for graph 1; expected at least 1"),
         ([1, 2], [0, 0, 1], [2], {}, "got child 2 of vertex 1 of graph 1; expected .* 0 to 1"),
         ([1], [1], [-1], {}, "child -1 of vertex 0 of graph 0"),
         ([1, 1], [0, 1], [0], {}, "a cycle in graph 1, through vertex 0"),

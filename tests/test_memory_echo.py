@@ -14,12 +14,8 @@ from bench import models
 from cavs._jaxpr.equal_jaxprs import equal_jaxprs
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.minimum_cut import minimum_cut
-from cavs._memory.bytes import (
-    text_of,
-)
-from cavs._memory.fit import (
-    MOST_COMPILED,
-)
+from cavs._memory.bytes import text_of
+from cavs._memory.fit import MOST_COMPILED
 from cavs._remat.graph import with_derivative
 from cavs._remat.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute

@@ -11,10 +11,7 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.choose import EngineError
 from cavs._memory.fit import MOST_COMPILED, compiler_options
-from cavs._memory.search import (
-    BatchGradient,
-    fewest,
-)
+from cavs._memory.search import BatchGradient, fewest
 from cavs.kernels import H200, Target
 from cavs.memory import BudgetError
 from tests.odd_graphs import joined, random_binary_tree

@@ -166,8 +166,7 @@ def test_logits_are_neither_kept_nor_computed_twice(tmp_path):
 def test_a_block_has_rows_from_everywhere():
     """If devices have consecutive rows each, none moves between them."""
     closed = jax.make_jaxpr(flat)(PARAMS, WORDS)
-    eqns = []
-    head = largest_loss(eqns, inlined(closed.jaxpr, {}, eqns, ("jit", "pjit")))
+    head = largest_loss(*inlined(closed.jaxpr, ("jit", "pjit")))
     assert sorted(v.aval.size // T // N for v in head.rows) == [1, D] and head.count == 2
     for v in head.rows:  # words are flat: a row is T of them
         numbers = np.arange(v.aval.size).reshape(v.aval.shape)

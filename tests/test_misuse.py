@@ -60,7 +60,11 @@ def test_a_program_has_sizes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"fn": 3, "state": (H,)}, TypeError, "fn: got a int; expected a function. Write fn(params, v), or a dict"),
+        (
+            {"fn": 3, "state": (H,)},
+            TypeError,
+            "fn: got a int; expected a function of 2 arguments, (params, v). Write def F(params, v), or",
+        ),
         ({"fn": {"leaf": None}, "state": (H,)}, TypeError, "fn['leaf']: got a NoneType; expected a function"),
         (
             {"fn": lambda v: None, "state": (H,)},

@@ -19,14 +19,8 @@ from cavs._engines.persistent.launch_calls import Half, LaunchRules
 from cavs._jaxpr.equations import bind
 from cavs._jaxpr.jaxprs import CALLS, all_equations, body_of, is_var
 from cavs._jaxpr.ruled import call, pushed, ruled_p
-from cavs._step.concurrent_jit import (
-    in_turn,
-)
-from cavs._step.pairs import (
-    halves_of,
-    has_launches,
-    rules_of,
-)
+from cavs._step.concurrent_jit import in_turn
+from cavs._step.pairs import halves_of, has_launches, rules_of
 from cavs.kernels import H200, Target
 from cavs.kernels.turns import begin_p, end_p
 from tests.lower_for_hopper import compile_for_hopper

@@ -16,9 +16,7 @@ import pytest
 import cavs
 from cavs import cli
 from cavs._fit import keeper
-from cavs._fit.kept import (
-    locked,
-)
+from cavs._fit.kept import locked
 from tests.small_run import SMALL, fails, history_of, rewrite, train_run
 
 

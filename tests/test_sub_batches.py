@@ -121,7 +121,7 @@ def test_deals_by_height_have_fewer_levels_and_about_as_many_rows():
 def test_misuse_says_what_to_write(case):
     graphs, x, params = case
     stacks = stacks_of(graphs, x, 3)
-    with pytest.raises(TypeError, match=r"sub_batched: loss: got 3"):
+    with pytest.raises(TypeError, match=r"sub_batched: loss: got a int; expected a function of 2"):
         cavs.memory.sub_batched(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"sub_batched: stacks: got a tuple|expected a list of stacked"):
         cavs.memory.sub_batched(loss)(params, ())

@@ -54,7 +54,7 @@ def conv(
     Source: MegaKernels (Jia et al. 2022), sections 4 to 6.
     """
     x, w = _checked(x, w)
-    pads = _pads(padding, x.shape)
+    pads = _pads(padding)
     if algorithm not in (None, "xla", "winograd"):
         raise ValueError(f'conv: algorithm: got {algorithm!r}; expected None, "xla" or "winograd".')
     why = _unfit(x, w, pads, precision)
@@ -76,7 +76,7 @@ def explain_conv(x: Any, w: Any, padding: Padding = "SAME", *, precision: Any = 
     """
     x, w = (jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in (x, w))
     _check_shapes(x, w)
-    pads = _pads(padding, x.shape)
+    pads = _pads(padding)
     why = _unfit(x, w, pads, precision)
     if why:
         return f"XLA's convolution: {why}."
@@ -138,7 +138,7 @@ def _check_shapes(x: Any, w: Any) -> None:
         )
 
 
-def _pads(padding: Any, shape: tuple[int, ...]) -> Pads:
+def _pads(padding: Any) -> Pads:
     if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
         side = 1 if padding.upper() == "SAME" else 0
         return ((side, side), (side, side))

@@ -39,7 +39,6 @@ def conv_filters(x: jax.Array, dy: jax.Array, pads: Pads, forced: bool) -> jax.A
 
 
 def by_xla(x: jax.Array, w: jax.Array, pads: Pads, precision: Any = lax.Precision.HIGHEST) -> jax.Array:
-    """Convolves by XLA."""
     return lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=DIMENSIONS, precision=precision)
 
 

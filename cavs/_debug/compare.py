@@ -13,10 +13,9 @@ from cavs._debug.interpret import compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction, check_function
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._run.run import run
@@ -97,7 +96,7 @@ class _Differences:
 
 def _leaves(got: PyTree, want: PyTree) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The paths and values of both, without keys of `jax.random` and the gradients of integers."""
-    pairs = zip(jax.tree_util.tree_flatten_with_path(want)[0], jax.tree.leaves(got), strict=True)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(want), jax.tree.leaves(got), strict=True)
     return [
         (jax.tree_util.keystr(path), np.asarray(a), np.asarray(b))
         for (path, b), a in pairs
@@ -218,7 +217,7 @@ def compare(
     forward.add("push", plain, want["push"], vertices)
     if gradients:
         named = F.state_tree.unflatten(range(F.state_tree.num_leaves))
-        names = {str(i): jax.tree_util.keystr(path) for path, i in jax.tree_util.tree_flatten_with_path(named)[0]}
+        names = {str(i): jax.tree_util.keystr(path) for path, i in jax.tree_util.tree_leaves_with_path(named)}
         for i in got_grads[1]["delta"]:
             backward.add(f"gradient of state{names[i]}", got_grads[1]["delta"][i], want_grads[1]["delta"][i], vertices)
         backward.add("gradient of inputs", plain_grads[1], want_grads[1]["inputs"], vertices)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,11 @@ from cavs._debug.compare import batched, probed
 from cavs._debug.interpret import at_vertex, checked_rows, children_of, compiled, edges_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction, check_function
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float, run_equations, values
-from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
+from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, Literal, Var, body_of, opened
 from cavs._jaxpr.settings import promoting
 from cavs._jaxpr.source_lines import source_line
 from cavs._schedule.scheduler import schedule
@@ -150,7 +149,6 @@ class _Search:
         self.inputs, self.edges = inputs, edges
 
     def bad(self, x: Value) -> bool:
-        """Whether an array contains a NaN."""
         return bool(self.bad_rows(x[None]).any())
 
     def bad_rows(self, x: Value) -> np.ndarray:
@@ -175,7 +173,7 @@ class _Search:
         """The first leaf with a NaN of some trees and their names."""
         number = 0
         for name, tree in trees:
-            for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            for path, x in jax.tree_util.tree_leaves_with_path(tree):
                 if self.bad(x):
                     return _Bad(name + jax.tree_util.keystr(path), number, x)
                 number += 1
@@ -226,7 +224,7 @@ class _Search:
 
     def culprit(self, fn: AtVertex, args: tuple[PyTree, ...], number: int) -> tuple[str, str | None]:
         """The equation of `fn` that produced the NaN in its output `number`, and the line of the program."""
-        jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(fn)(*args)))
+        jaxpr, consts = opened(jax.make_jaxpr(fn)(*args))
         origin = self._trace_back(jaxpr, consts, jax.tree.leaves(args), number)
         if origin is None:
             return "(the per-vertex interpreter does not produce it; see cavs.debug.compare)", None

@@ -12,9 +12,8 @@ from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import check_child_function, score_and_value
 from cavs._function.raw_keys import from_stored, stored_aval
 from cavs._function.vertex import Pushed, Vertex, VertexFunction, check_function
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import vertex_at
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.plans import plan_of
 

@@ -8,14 +8,13 @@ import jax
 from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
+from cavs._jaxpr.jaxprs import Arrays
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.batched import eager_function, pull
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp
 from cavs._stages.tensors import Rows, Values, Zeros, rows_of_kinds, rows_of_leaves
 from cavs.kernels import Target
-
-Arrays = list[jax.Array]
 
 
 class Job(NamedTuple):
@@ -109,7 +108,7 @@ class BackwardLevels(NamedTuple):
     """What the backward's levels compute."""
 
     states: dict[int, jax.Array]  # the cotangents of states, at the leaves
-    rest: Callable[[list[jax.Array]], Gradients]  # returns the others, which may be computed after the arrays that it is given
+    rest: Callable[[Arrays], Gradients]  # returns the others, which may be computed after the arrays that it is given
 
 
 class Engine:

@@ -11,6 +11,7 @@ import numpy as np
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
 from cavs._graphs.arguments import check_takes
+from cavs._graphs.checks import check_type
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -153,11 +154,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
 
 def _check(function: str, fun: Any, loader: Any) -> None:
     """Raises `TypeError` if `fun` or `loader` is something else, and `ValueError` if the loader is within an epoch."""
-    if not isinstance(loader, Loader):
-        raise TypeError(
-            f"{function}: loader: got a {type(loader).__name__}; expected a cavs.data.Loader. Write {function}(fun, params, "
-            "loader)."
-        )
+    check_type(f"{function}: loader", loader, Loader, f"a cavs.data.Loader. Write {function}(fun, params, loader)")
     if loader._restored and loader.batch:
         raise ValueError(
             f"{function}: loader: got one that was restored to batch {loader.batch} of an epoch, whose rest is not all data; "

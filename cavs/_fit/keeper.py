@@ -41,6 +41,7 @@ from cavs._fit.kept import (
     writes,
 )
 from cavs._graphs.arguments import check_takes
+from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import save_checkpoint
 from cavs._readers.files import check_path, write_whole
@@ -114,11 +115,8 @@ class Keeper:
         files: Sequence[str] = (),
     ):
         check_path("Keeper", folder, argument="folder", what="a folder")
-        if not isinstance(loader, Loader):
-            raise TypeError(
-                f"Keeper: loader: got a {type(loader).__name__}; expected the cavs.data.Loader of the loop. Write "
-                "Keeper(folder, loader, score, epochs=20)."
-            )
+        write = "Write Keeper(folder, loader, score, epochs=20)"
+        check_type("Keeper: loader", loader, Loader, f"the cavs.data.Loader of the loop. {write}")
         if not loader._sampler.known:
             raise TypeError(
                 "Keeper: loader: got one whose batches come from an iterator; expected one that knows where an epoch ends. "
@@ -307,9 +305,7 @@ class Keeper:
             TypeError: `held_out` is no dict, or the `score` of the keeper returns no number.
         """
         self._check_locked("score")
-        if not isinstance(held_out, Mapping):
-            got = type(held_out).__name__
-            raise TypeError(f"Keeper.score: held_out: got a {got}; expected a dict of sums. Write cavs.data.evaluate(...).")
+        check_type("Keeper.score: held_out", held_out, Mapping, "a dict of sums. Write cavs.data.evaluate(...)")
         if not isinstance(found := self._score(held_out), ArrayLike) or np.size(found) != 1:
             raise TypeError(f"Keeper: score: returned {found!r:.80}; expected a number. Write return sums['right'].")
         self._collect()

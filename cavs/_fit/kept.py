@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 
 from cavs._feed.loader import Loader
 from cavs._fit.evaluate import Sums
+from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import restore_checkpoint
 from cavs._readers.files import open_regular, read_whole, write_whole
@@ -102,8 +103,7 @@ def checked_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `TypeError` or `ValueError`, which name `Keeper`, if JSON cannot store them, or they have a name in `RESERVED`.
     """
-    if not isinstance(facts, Mapping):
-        raise TypeError(f"Keeper: facts: got a {type(facts).__name__}; expected a dict.")
+    check_type("Keeper: facts", facts, Mapping, "a dict")
     if taken := [name for name in RESERVED if name in facts]:
         raise ValueError(
             f"Keeper: facts: got {taken[0]!r}; expected other names than {', '.join(RESERVED)}, which {FACTS} has already."

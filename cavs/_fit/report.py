@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cavs._fit.evaluate import Sums
-from cavs._fit.kept import (
-    Evaluated,
-    rank,
-)
+from cavs._fit.kept import Evaluated, rank
 from cavs._fit.scores import ConfusionMatrix, Found
 from cavs._readers.files import write_whole
 from cavs._readers.source import printable

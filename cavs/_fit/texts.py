@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import check_order
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 
 
 def named(graphs: Graphs) -> Graphs:

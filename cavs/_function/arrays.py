@@ -24,7 +24,7 @@ def as_arrays(tree: PyTree, where: str, cure: str = EQUINOX) -> PyTree:
     try:
         return jax.tree.map(jnp.asarray, tree)
     except (TypeError, ValueError):
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             try:
                 jnp.asarray(leaf)
             except (TypeError, ValueError) as error:

@@ -88,13 +88,10 @@ unstack_p.def_abstract_eval(lambda x, *, size: ShapedArray(x.shape[1:], x.dtype)
 ad.deflinear2(stack_p, lambda ct, x, *, size: [unstack_p.bind(ct, size=size)])
 ad.deflinear2(unstack_p, lambda ct, x, *, size: [stack_p.bind(ct, size=size)])
 batching.primitive_batchers[stack_p] = lambda args, dims, *, size: (stack_p.bind(*args, size=size), dims[0] + 1)
-
-
-def _unstack_batched(args: Sequence[jax.Array], dims: Sequence[int], *, size: int) -> tuple[jax.Array, int]:
-    return unstack_p.bind(jnp.moveaxis(args[0], dims[0], 1), size=size), 0
-
-
-batching.primitive_batchers[unstack_p] = _unstack_batched
+batching.primitive_batchers[unstack_p] = lambda args, dims, *, size: (
+    unstack_p.bind(jnp.moveaxis(args[0], dims[0], 1), size=size),
+    0,
+)
 
 
 def has_children_in(jaxpr: Jaxpr) -> bool:

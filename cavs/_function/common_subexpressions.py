@@ -21,7 +21,8 @@ def merge_common_subexpressions(program: Program) -> Program:
     known: dict[Any, list[Eqn]] = {}
 
     def earlier(e: Eqn) -> Sequence[Atom] | None:
-        alike = known.setdefault((e.primitive, *map(_key, e.invars)), [])
+        key = (e.primitive, *(x if is_var(x) else literal_key(x) for x in e.invars))
+        alike = known.setdefault(key, [])
         first = next((f for f in alike if same_parameters(e, f)), None)
         if first is not None and may_sum_first(e):
             return first.outvars
@@ -29,8 +30,3 @@ def merge_common_subexpressions(program: Program) -> Program:
         return None
 
     return program.without(earlier)
-
-
-def _key(x: Atom) -> Any:
-    """Returns a key that equal operands share."""
-    return x if is_var(x) else literal_key(x)

@@ -66,7 +66,7 @@ def evaluate(
         product: multiplies row values by a matrix, with the arguments of `rows_times_matrix`.
     """
     once = computed_once(eqns)
-    any_wanted = lambda: real > 0 if wanted is None and real is not None else wanted  # noqa: E731
+    wanted = real > 0 if wanted is None and real is not None else wanted
     for eqn in eqns:
         args = values(eqn.invars, env)
         in_domains = [domain_of(x, domain) for x in eqn.invars]
@@ -77,7 +77,7 @@ def evaluate(
             outs = bind(eqn, args)
         elif eqn.primitive.name in _BY_ELEMENT and STATIC not in in_domains and len({jnp.shape(x) for x in args}) == 1:
             outs = bind(eqn, args)
-        elif (axis := matrix_product(eqn, in_domains)) is not None:
+        elif (axis := matrix_product(eqn, domain)) is not None:
             w, axis = (turned[eqn.invars[1]], 0) if turned and axis == 1 and eqn.invars[1] in turned else (args[1], axis)
             # One two-dimensional product over all rows: if there were more axes, XLA would transpose the operand first.
             x, options = args[0], (eqn.params["precision"], eqn.params["preferred_element_type"])
@@ -85,11 +85,11 @@ def evaluate(
             z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
         elif is_choice(eqn) and in_domains[0] != STATIC and len(args[0]):
-            outs = _every_branch(eqn, args, in_domains, any_wanted(), product)
+            outs = _every_branch(eqn, args, in_domains, wanted, product)
         else:
             axes = [0 if d != STATIC else None for d in in_domains]
             run = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)
-            outs = run(*args) if may_repeat(eqn) else _if_any(any_wanted(), run, args)
+            outs = run(*args) if may_repeat(eqn) else _if_any(wanted, run, args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -167,15 +167,17 @@ def _late_sum(x: jax.Array, segments: jax.Array, num_rows: int, **kwargs: Any) -
     return zeros.at[jnp.where(segments < 0, num_rows, segments)].add(x, **kwargs)
 
 
-def matrix_product(eqn: Eqn, in_domains: Sequence[Domain]) -> int | None:
+def matrix_product(eqn: Eqn, domain: Domains) -> int | None:
     """Returns the contracted axis of W if `eqn` is x @ W for row values x and a static matrix W, else `None`.
 
-    The last axis of x must be the contracted one. `in_domains` holds the domains of the operands.
+    The last axis of x must be the contracted one. `domain`: of each variable, as for `evaluate`.
     """
-    if eqn.primitive.name != "dot_general" or in_domains[0] == STATIC or in_domains[1] != STATIC:
+    if eqn.primitive.name != "dot_general":
         return None
     (lc, rc), (lb, _) = eqn.params["dimension_numbers"]
     x, w = eqn.invars
+    if domain_of(x, domain) == STATIC or domain_of(w, domain) != STATIC:
+        return None
     plain = not lb and tuple(lc) == (len(x.aval.shape) - 1,) and len(w.aval.shape) == 2
     return rc[0] if plain else None
 
@@ -202,12 +204,8 @@ def turned_weights(eqns: Sequence[Eqn], domain: Domains, weights: Env) -> Env:
     """
     if not Target.here().is_cpu:
         return {}
-    out = {}
-    for eqn in eqns:
-        in_domains = [domain_of(x, domain) for x in eqn.invars]
-        if matrix_product(eqn, in_domains) == 1 and eqn.invars[1] in weights:
-            out[eqn.invars[1]] = weights[eqn.invars[1]].T
-    return out
+    turned = (eqn.invars[1] for eqn in eqns if matrix_product(eqn, domain) == 1)
+    return {w: weights[w].T for w in turned if w in weights}
 
 
 def take(x: jax.Array, want: Domain, have: Domain, rows: int) -> jax.Array:

@@ -156,7 +156,7 @@ def overwritten_rows(joint: Joint, copies: Collection[Var]) -> dict[tuple[Var, .
     `copies`: the variables of `Forward.cross` that are copies.
     """
     read_later, domain, f = rows_read(joint), joint.domain, joint.forward
-    eqns, _ = needed(joint.program.eqns, [*f.states, *f.extra, *f.keep], set())
+    eqns, _ = needed(joint.program.eqns, [*f.states, *f.extra, *f.keep])
     places, row_of = f.places, {}
 
     def overwrite(x: Var, edge: bool) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from cavs._function.raw_keys import key_impl
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.equations import Program, bind
-from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, all_equations, opened
+from cavs._jaxpr.jaxprs import Eqn, all_equations, opened
 from cavs._jaxpr.source_lines import line_of, line_of_error, raised_by_jax
 
 # What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
@@ -163,7 +163,7 @@ def _of_vertices(eqn: Eqn, static: Sequence[bool]) -> Sequence[Eqn]:
     ]
     batched = jax.vmap(lambda *args: bind(eqn, args), axes, axis_size=_VERTICES)
     avals = [jax.ShapeDtypeStruct(shape, x.aval.dtype) for shape, x in zip(shapes, eqn.invars, strict=True)]
-    return opened(cast(ClosedJaxpr, jax.make_jaxpr(batched)(*avals)))[0].eqns
+    return opened(jax.make_jaxpr(batched)(*avals))[0].eqns
 
 
 def _draws_from_first_key(eqn: Eqn, least: int = _VERTICES) -> str | None:

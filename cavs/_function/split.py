@@ -29,7 +29,8 @@ class Eager:
     """The eager part of a role."""
 
     eqns: list[Eqn]  # its equations
-    # The variables that the recurrent and lazy parts read of it. Inputs of F among them are pulled rows, and rows of edges.
+    # The variables that the recurrent and lazy parts read of it: first `Recurrent.cross`, in its order. Inputs of F among them
+    # are pulled rows, and rows of edges.
     outs: list[Var]
     reads_edges: bool  # whether it reads or returns rows of edges
 
@@ -108,7 +109,7 @@ def split(role: RoleProgram, eager: bool) -> Split:
     static_eqns, eager_eqns, recurrent_eqns = _sorted_out(role, eager)
     recurrent, lazy_eqns, pulled = _boundaries(role, static_eqns, eager_eqns, recurrent_eqns)
     outs = list(dict.fromkeys([*recurrent.cross, *pulled]))
-    eager_eqns = needed(eager_eqns, outs, set())[0]
+    eager_eqns = needed(eager_eqns, outs)[0]
     return Split(
         role=role,
         static_eqns=static_eqns,

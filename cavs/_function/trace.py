@@ -60,7 +60,7 @@ def trace_role(
         arguments = arguments_of(program)
         program = make_domains_explicit(program, arguments.domains, num_states, arguments.num_children)
     # Leaves need no forget gates, for instance, whose product is not to become part of another.
-    program = merge_common_subexpressions(program._replace(eqns=tuple(needed(program.eqns, program.outs, set())[0])))
+    program = merge_common_subexpressions(program._replace(eqns=tuple(needed(program.eqns, program.outs)[0])))
     notes: list[str] = []
     if function.optimizations.fusion:
         program, notes = fuse_products(program, arguments_of(program).domains)

@@ -53,7 +53,7 @@ def no_derivative(eqns: Sequence[Eqn], outs: Sequence[Atom], fixed: Set[Var] = f
     """
     varied = {x for e in eqns for x in e.invars if is_var(x)} - {v for e in eqns for v in e.outvars} - fixed
     eqns = [e for e in eqns if e.primitive.name != "stop_gradient"]
-    for e in needed(eqns, outs, set())[0]:
+    for e in needed(eqns, outs)[0]:
         places = [i for i, x in enumerate(e.invars) if is_float(x) and is_var(x) and x in varied]
         if not places:
             continue
@@ -236,7 +236,7 @@ def _operands_of_gradient(reader: _Reader) -> set[int]:
     A bias needs none: d(x + b)/db is 1. Echo calls products of which this holds "dead".
     """
     program = traced_vjp(reader.eqn, reader.statics)
-    read = reads(needed(program.eqns, program.outs, set())[0], program.outs)
+    read = reads(needed(program.eqns, program.outs)[0], program.outs)
     return {i for i, v in enumerate(program.invars[: len(reader.eqn.invars)]) if v in read}
 
 

@@ -16,21 +16,9 @@ from cavs._function.children import has_children_in
 from cavs._function.domains import STATIC, Domains, domain_of, domains
 from cavs._jaxpr.choices import every_branch, is_choice, run_every_branch, with_shared_operands
 from cavs._jaxpr.derivative import vjp_at
-from cavs._jaxpr.equations import Program, bind, is_float, run_jaxpr, shape_of
+from cavs._jaxpr.equations import Program, bind, is_float, renamed, run_jaxpr, shape_of
 from cavs._jaxpr.inline import PLAIN, inlined
-from cavs._jaxpr.jaxprs import (
-    Atom,
-    ClosedJaxpr,
-    Eqn,
-    Literal,
-    PyTreeDef,
-    Var,
-    bodies_in,
-    body_of,
-    is_var,
-    opened,
-    scan_parts,
-)
+from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Eqn, Literal, PyTreeDef, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._jaxpr.source_lines import line_of
 
 MSG_CONTROL = (
@@ -46,8 +34,7 @@ def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, PyTreeDef, PyTre
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     jaxpr, values = opened(unrolled(cast(ClosedJaxpr, closed)))
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns)
+    eqns, outs = inlined(jaxpr)
     consts = dict(zip(jaxpr.constvars, values, strict=True))
     program = with_shared_operands(Program(tuple(jaxpr.invars), tuple(eqns), tuple(outs), consts))
     return program, jax.tree.structure(args), jax.tree.structure(out_shape)
@@ -151,8 +138,7 @@ def _inside(eqn: Eqn) -> list[Eqn]:
     local: dict[Var, Atom] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
     for var, value in zip(jaxpr.constvars, consts, strict=True):
         local[var] = Literal(value, var.aval)
-    inside: list[Eqn] = []
-    returned = inlined(jaxpr, local, inside)
+    inside, returned = inlined(jaxpr, rename=local)
     computed, results = {v for e in inside for v in e.outvars}, dict[Var, Var]()
     for x, v in zip(returned, eqn.outvars, strict=True):
         if is_var(x) and x in computed and x not in results:
@@ -160,9 +146,4 @@ def _inside(eqn: Eqn) -> list[Eqn]:
         else:  # an argument, as of a rule that changes cotangents alone; or a constant, or a value that is returned twice
             copy = cast(Eqn, jax.make_jaxpr(jnp.copy)(shape_of(x)).eqns[0])
             inside.append(copy.replace(invars=[x], outvars=[v], source_info=eqn.source_info))
-    return [
-        e.replace(
-            invars=[results.get(x, x) if is_var(x) else x for x in e.invars], outvars=[results.get(v, v) for v in e.outvars]
-        )
-        for e in inside
-    ]
+    return [renamed(e, results) for e in inside]

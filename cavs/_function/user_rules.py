@@ -92,8 +92,7 @@ def with_rules_per_child(
         child: its arguments.
         vary: returns a value as one of each child.
     """
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns)
+    eqns, outs = inlined(jaxpr)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *child], strict=True))
     differ = {*(v for v, x in zip(jaxpr.constvars, per_child, strict=True) if x), *jaxpr.invars}
 

@@ -13,6 +13,7 @@ from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_function, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.arguments import check_takes
+from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.memo import MEMO
 from cavs._jaxpr.settings import promoting
@@ -93,21 +94,14 @@ class VertexFunction(Generic[Pushed]):
         fns: dict[Any, OneVertex] = {**fn} if isinstance(fn, dict) else {None: fn}
         for name, f in fns.items():
             where = "fn" if name is None else f"fn[{name!r}]"
-            if not callable(f):
-                raise TypeError(
-                    f"VertexFunction: {where}: got a {type(f).__name__}; expected a function. "
-                    "Write fn(params, v), or a dict from kind names to such functions."
-                )
-            check_takes(f"VertexFunction: {where}", f, "params", "v", write="def F(params, v)")
+            write = "def F(params, v), or a dict from kind names to such functions"
+            check_takes(f"VertexFunction: {where}", f, "params", "v", write=write)
         if not isinstance(arity, int | np.integer) or arity < 0:
             raise ValueError(
                 f"VertexFunction: arity: got {arity!r}; expected an int >= 0, the number of children that gather(k) may name."
             )
-        if not isinstance(optimizations, Optimizations | None):
-            raise TypeError(
-                f"VertexFunction: optimizations: got a {type(optimizations).__name__}; expected cavs.Optimizations. "
-                "Write optimizations=cavs.Optimizations(lazy=False), for instance."
-            )
+        expected = "cavs.Optimizations. Write optimizations=cavs.Optimizations(lazy=False), for instance"
+        check_type("VertexFunction: optimizations", optimizations, Optimizations | None, expected)
         self.fns, self.arity = fns, int(arity)
         self.optimizations = optimizations or Optimizations()
         self._specs, self.state_tree = jax.tree.flatten(state, is_leaf=_is_spec)
@@ -151,11 +145,8 @@ class VertexFunction(Generic[Pushed]):
 
 def check_function(where: str, F: object) -> None:
     """Raises `TypeError` if the argument `F` of the function `where` is something else."""
-    if not isinstance(F, VertexFunction):
-        raise TypeError(
-            f"{where}: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), "
-            "or program.vertex_function() for a ready vertex program."
-        )
+    write = "Write cavs.VertexFunction(fn, state=...), or program.vertex_function() for a ready vertex program"
+    check_type(f"{where}: F", F, VertexFunction, f"a cavs.VertexFunction. {write}")
 
 
 class _Written:
@@ -338,8 +329,7 @@ class Vertex:
             TypeError: `value` has something else than arrays and numbers, or `name` is no str.
             ValueError: `name` was pushed already, or named and unnamed pushes are mixed.
         """
-        if not isinstance(name, str | None):
-            raise TypeError(f"push: name: got a {type(name).__name__}; expected a str. Write v.push(value, 'name').")
+        check_type("push: name", name, str | None, "a str. Write v.push(value, 'name')")
         if name in self.pushed:
             shown = "an unnamed value" if name is None else repr(name)
             raise ValueError(f"push: got {shown} twice; expected a name of its own for each push. Write v.push(x, 'name').")

@@ -6,16 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
-
-
-def check_graphs(graphs: object, call: str) -> None:
-    """Raises `TypeError` if the argument `graphs` is something else. `call` says how to write it: "save_npz(graphs, path)"."""
-    if not isinstance(graphs, Graphs):
-        raise TypeError(
-            f"{call.partition('(')[0]}: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write {call}, with graphs "
-            "such as cavs.read_trees(path)."
-        )
+from cavs._graphs.graphs import check_graphs as check_graphs
 
 
 def check_takes(argument: str, fun: Callable[..., Any], *names: str, write: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Validation of what `Graphs.build` and `graphs[index]` are passed."""
+"""Validation of arguments, above all of `Graphs.build` and `graphs[index]`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,6 +11,15 @@ from cavs._graphs.counted import counted
 from cavs._graphs.flat import heights, offsets
 
 INT32_MAX = 2**31 - 1
+
+
+def check_type(argument: str, value: object, kind: Any, expected: str) -> None:
+    """Raises `TypeError` if `value` is no `kind`: a type, or a union of types.
+
+    `argument` names it in the message, such as "Log: loader". `expected` may end with what to write.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{argument}: got a {type(value).__name__}; expected {expected}.")
 
 
 def array_of(name: str, value: ArrayLike | Iterable[int]) -> np.ndarray:
@@ -55,6 +64,19 @@ def check_total(name: str, counts: np.ndarray) -> None:
         raise ValueError(f"{got}; expected a sum below 2**31. Split the graphs into several `Graphs`.")
 
 
+def checked_sizes(name: str, value: ArrayLike | Sequence[int]) -> np.ndarray:
+    """Returns the number of vertices of each graph as int64[G].
+
+    Raises `ValueError` if a number is below 1, or as `integers` and `check_total` do. The message begins with `name`.
+    """
+    sizes = integers(name, value)
+    if (sizes < 1).any():
+        g = int(np.argmax(sizes < 1))
+        raise ValueError(f"{name}: got {counted(int(sizes[g]), 'vertex')} for graph {g}; expected at least 1.")
+    check_total(name, sizes)
+    return sizes
+
+
 Index: TypeAlias = int | np.integer | slice | ArrayLike
 
 
@@ -81,13 +103,9 @@ def checked_structure(
 
     Returns the first fields of `Graphs`: `vertex_offsets`, `child_offsets`, `children` and `height`.
     """
-    n = integers("num_vertices", num_vertices)
+    n = checked_sizes("num_vertices", num_vertices)
     counts = integers("num_children", num_children)
     kids = integers("children", children, np.int32)
-    if (n < 1).any():
-        g = int(np.flatnonzero(n < 1)[0])
-        raise ValueError(f"num_vertices[{g}]: got {n[g]}; expected at least 1, as every graph has a vertex.")
-    check_total("num_vertices", n)
     vertex_offsets = offsets(n)
     num_rows = int(vertex_offsets[-1])
     if len(counts) != num_rows or (counts < 0).any():

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import are_ids, array_of, check_total, checked_fields, integers, vertex_at
+from cavs._graphs.checks import are_ids, array_of, checked_fields, checked_sizes, integers, vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.flat import children_of_parents, offsets
 from cavs._graphs.graphs import Graphs
@@ -31,11 +31,7 @@ def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None,
         ValueError: a length is below 1, or an array does not fit the lengths.
         TypeError: an argument is unknown.
     """
-    lengths = integers("from_lengths: lengths", lengths)
-    if (lengths < 1).any():
-        g = int(np.argmax(lengths < 1))
-        raise ValueError(f"from_lengths: lengths[{g}]: got {lengths[g]}; expected at least 1, as every graph has a vertex.")
-    check_total("from_lengths: lengths", lengths)
+    lengths = checked_sizes("from_lengths: lengths", lengths)
     starts = np.cumsum(lengths) - lengths
     num_children = np.ones(lengths.sum(), np.int64)
     num_children[starts] = 0
@@ -140,13 +136,7 @@ def edges_to_graphs(
 ) -> Graphs:
     """`from_edges`, whose error messages use the caller's `names`. `edges` are pairs (parent, child)."""
     single = isinstance(num_vertices, (int, np.integer))
-    sizes = integers(f"{names.function}: {names.sizes}", np.atleast_1d(num_vertices) if single else num_vertices)
-    if (sizes < 1).any():
-        g = int(np.argmax(sizes < 1))
-        raise ValueError(
-            f"{names.function}: {names.sizes}: got {counted(int(sizes[g]), 'vertex')} for graph {g}; expected at least 1."
-        )
-    check_total(f"{names.function}: {names.sizes}", sizes)
+    sizes = checked_sizes(f"{names.function}: {names.sizes}", np.atleast_1d(num_vertices) if single else num_vertices)
     through_all = single or isinstance(edges, np.ndarray)
     pairs = (_edges_through_all_graphs if through_all else _edges_within_graphs)(edges, sizes, names)
     parent, child = pairs.T

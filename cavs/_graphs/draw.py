@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 
 INK, FAINT, WRONG, PADDING = "#222222", "#b4b4b4", "#c62828", "#d9d9d9"
 LEVELS = np.array([[72, 26, 108], [57, 86, 140], [31, 150, 139], [85, 198, 103], [173, 220, 48]])  # RGB, leaves first
@@ -173,7 +172,6 @@ def _short(text: object) -> str:
 
 
 def _colours(levels: np.ndarray) -> list[str]:
-    """Returns the colour of each of `levels`."""
     place = levels / max(int(levels.max(initial=0)), 1) * (len(LEVELS) - 1)
     rgb = np.stack([np.interp(place, np.arange(len(LEVELS)), channel) for channel in LEVELS.T], -1).astype(int)
     return ["#{:02x}{:02x}{:02x}".format(*colour) for colour in rgb.tolist()]

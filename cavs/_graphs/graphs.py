@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, check_order, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, check_order, check_type, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.flat import heights, number_names, offsets, ranges
 from cavs._graphs.pytree import PyTree
@@ -233,21 +233,13 @@ class Graphs:
         self, vertex_offsets: np.ndarray, child_offsets: np.ndarray, rows: Rows, edges: Rows, numbers: Rows
     ) -> "Graphs":
         """Selects the vertices `rows`, the edges `edges` and the graphs `numbers`, and keeps the facts of the data set."""
-        part = Graphs(
-            vertex_offsets,
-            child_offsets,
-            self.children[edges],
-            self.height[rows],
-            None if self.kind is None else self.kind[rows],
-            None if self.label is None else self.label[rows],
-            None if self.input_id is None else self.input_id[rows],
-            self.vocab,
-            self.kind_names,
-            self.label_names,
-            None if self.graph_label is None else self.graph_label[numbers],
-            None if self.edge_attr is None else self.edge_attr[edges],
-            jax.tree.map(lambda leaf: leaf[rows], self.x),
-        )
+        structure = vertex_offsets, child_offsets, self.children[edges], self.height[rows]
+        kind, label, input_id = (None if x is None else x[rows] for x in (self.kind, self.label, self.input_id))
+        names = self.vocab, self.kind_names, self.label_names
+        graph_label = None if self.graph_label is None else self.graph_label[numbers]
+        edge_attr = None if self.edge_attr is None else self.edge_attr[edges]
+        x = jax.tree.map(lambda leaf: leaf[rows], self.x)
+        part = Graphs(*structure, kind, label, input_id, *names, graph_label, edge_attr, x)
         return part._of_data(self._arity, self._inner_kinds)
 
     def _of_data(self, arity: int, inner_kinds: tuple[int, ...]) -> "Graphs":
@@ -257,9 +249,7 @@ class Graphs:
 
     def __add__(self, other: "Graphs") -> "Graphs":
         """Concatenates graphs. Both sides must have the same fields and the same names (see `with_vocab`)."""
-        if not isinstance(other, Graphs):
-            got = type(other).__name__
-            raise TypeError(f"graphs + other: got a {got}; expected cavs.Graphs. For a list write cavs.Graphs.concat(parts).")
+        check_type("graphs + other", other, Graphs, "cavs.Graphs. For a list write cavs.Graphs.concat(parts)")
         return _joined([self, other], renumber=False)
 
     @staticmethod
@@ -412,10 +402,15 @@ def _same(a: object, b: object) -> bool:
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=jnp.issubdtype(a.dtype, jnp.inexact))
 
 
+def check_graphs(graphs: object, call: str) -> None:
+    """Raises `TypeError` if the argument `graphs` is something else. `call` says how to write it: "save_npz(graphs, path)"."""
+    expected = f"cavs.Graphs. Write {call}, with graphs such as cavs.read_trees(path)"
+    check_type(f"{call.partition('(')[0]}: graphs", graphs, Graphs, expected)
+
+
 def is_root(graphs: Graphs) -> np.ndarray:
     """Returns which vertices have no parent, bool[V]. Raises a `TypeError` if `graphs` is something else."""
-    if not isinstance(graphs, Graphs):
-        raise TypeError(f"is_root: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write is_root(graphs)[v].")
+    check_graphs(graphs, "is_root(graphs)[v]")
     roots = np.ones(graphs.num_vertices, bool)
     roots[graphs._edges[1]] = False
     return roots

@@ -9,6 +9,7 @@ import numpy as np
 
 from cavs._function.gather_all import REDUCERS
 from cavs._function.vertex import Vertex, VertexFunction
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
 
 Cell: TypeAlias = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -40,14 +41,11 @@ def from_cell(cell: Cell, carry: PyTree, *, reduce: str | None = None) -> Vertex
         The vertex function. Its state has the structure, shapes and dtypes of `carry`.
 
     Raises:
-        TypeError: `cell` is not a function or does not return a pair, or a leaf of `carry` is not an array.
+        TypeError: `cell` is no function of three arguments, or returns no pair, or a leaf of `carry` is not an array.
         ValueError: `reduce` is unknown or `carry` is empty. A new carry of another structure, shape or dtype raises when the
             function runs.
     """
-    if not callable(cell):
-        raise TypeError(
-            f"from_cell: cell: got a {type(cell).__name__}; expected a function cell(params, carry, x) -> (carry, y)."
-        )
+    check_takes("from_cell: cell", cell, "params", "carry", "x")
     if reduce is not None and (reduce not in REDUCERS or reduce == "softmax"):
         raise ValueError(f"from_cell: reduce: got {reduce!r}; expected 'sum', 'mean', 'max', or None for sequences.")
     leaves, tree = jax.tree.flatten(carry)

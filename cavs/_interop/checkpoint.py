@@ -186,4 +186,4 @@ def _is_key(x: Any) -> bool:
 
 
 def _named(tree: PyTree) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path) or "array": x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {jax.tree_util.keystr(path) or "array": x for path, x in jax.tree_util.tree_leaves_with_path(tree)}

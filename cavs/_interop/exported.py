@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
+from cavs._graphs.checks import check_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._readers.names import describe_array, named_leaves
@@ -94,10 +95,7 @@ class Exported:
                 "Exported.serve: got a forward that export_forward exported for schedules of exact shapes; expected one that "
                 "takes any batch. Write cavs.interop.export_server(forward, params, graphs, inputs)."
             )
-        if not isinstance(graphs, Graphs):
-            raise TypeError(
-                f"Exported.serve: graphs: got a {type(graphs).__name__}; expected cavs.Graphs, which are not scheduled yet."
-            )
+        check_type("Exported.serve: graphs", graphs, Graphs, "cavs.Graphs, which are not scheduled yet")
         named = _checked_inputs(named_leaves(inputs, "Exported.serve: inputs"), self.serving, graphs)
         units = {name: self.serving.inputs.get(name, WHOLE) for name in named}
         parts = _parts_of(graphs, sorted(self.shapes, key=lambda shape: shape.vertices))

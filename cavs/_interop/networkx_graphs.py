@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cavs._graphs.arguments import check_graphs, optional_module
+from cavs._graphs.arguments import optional_module
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._readers.json_values import are_targets, id_values, ids_of, targets_of
 from cavs._readers.names import arrays_by_name, nested
 

@@ -1,7 +1,7 @@
 """Weights as safetensors files: arrays by name, without code or pickle, readable by other frameworks."""
 
 import os
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import jax
 import numpy as np
@@ -82,7 +82,10 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
     except Exception as error:  # of safetensors, or of NumPy and JAX for an invalid header
         raise ValueError(f"load_params: {os.fspath(path)} is not a complete safetensors file ({error}).") from error
     if like is not None:
-        wanted = {name: _in_jax(x) for name, x in named_leaves(like, "load_params: like").items()}
+        wanted = {  # in JAX
+            name: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+            for name, x in named_leaves(like, "load_params: like").items()
+        }
         for name in [*wanted, *sorted(arrays)]:
             got, expected = (describe_array(tree.get(name)) for tree in (arrays, wanted))
             if got != expected:
@@ -96,11 +99,6 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         raise ValueError(
             f"load_params: {os.fspath(path)}: {error}. Write like=..., a pytree with the structure that was saved."
         ) from error
-
-
-def _in_jax(x: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype that an array has in JAX."""
-    return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _with_lists(tree: PyTree) -> PyTree:

@@ -37,7 +37,6 @@ def run_every_branch(
 
 
 def _pick(index: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:
-    """Returns the case of number `index`."""
     *others, out = cases  # `lax.switch` has already clamped `index`
     for i, case in enumerate(others):
         out = jnp.where(index == i, case, out)
@@ -46,7 +45,7 @@ def _pick(index: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:
 
 def every_branch(eqn: Eqn) -> tuple[Jaxpr, Sequence[Any]]:
     """Returns a jaxpr, and its constants, that does what `run_every_branch` does."""
-    return opened(cast(ClosedJaxpr, jax.make_jaxpr(lambda *args: run_every_branch(eqn, args))(*map(shape_of, eqn.invars))))
+    return opened(jax.make_jaxpr(lambda *args: run_every_branch(eqn, args))(*map(shape_of, eqn.invars)))
 
 
 def with_shared_operands(program: Program) -> Program:

@@ -25,15 +25,7 @@ _COSTLY_IN_F = {
     "reduce_children_max",
 }  # fmt: skip
 _CONVOLUTIONS = {"cavs_conv", "cavs_conv_filters"}  # `cavs.conv`
-_PRODUCTS = {
-    *_CONVOLUTIONS,
-    "conv_general_dilated",
-    "dot_general",
-    "pallas_call",
-    "ragged_dot_general",
-    "scan",
-    "while",
-}
+_PRODUCTS = {*_CONVOLUTIONS, "conv_general_dilated", "dot_general", "pallas_call", "ragged_dot_general", "scan", "while"}
 _LINEAR_ALGEBRA = {"cholesky", "eig", "eigh", "lu", "qr", "geqrf", "svd", "triangular_solve", "schur", "householder_product"}
 _RANDOM = {"random_bits", "random_gamma", "threefry2x32"}
 _RANDOM_FLOPS = 100
@@ -50,7 +42,6 @@ def bytes_of_var(x: Atom) -> int:
 
 
 def on_host(x: Atom) -> bool:
-    """Returns whether a value lies in the memory of the host."""
     return getattr(x.aval, "memory_space", None) == jax.memory.Space.Host
 
 

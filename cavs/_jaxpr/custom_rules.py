@@ -9,7 +9,7 @@ import numpy as np
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.mesh_types import zeros
-from cavs._jaxpr.reverse_only import Cotangents, Linear, forward_only, linear
+from cavs._jaxpr.reverse_only import Cotangents, Linear, forward_only_p, linear
 from cavs._jaxpr.ruled import Arrays, Flat, Rules, Tangents, call, flat, pushed
 
 MSG_LINEARIZED = (
@@ -103,4 +103,4 @@ def _rules(run: Flat, push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]
 
 def in_forward_mode(tree: PyTree, refusal: str) -> PyTree:
     """Returns the arrays of a tree. `refusal` is the text of the `TypeError` if they are differentiated in reverse mode."""
-    return jax.tree.map(lambda x: forward_only(x, refusal) if is_float(x) else x, tree)
+    return jax.tree.map(lambda x: forward_only_p.bind(x, refusal=refusal) if is_float(x) else x, tree)

@@ -7,7 +7,7 @@ backward computes the rest again.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax.core import ShapedArray
@@ -15,7 +15,7 @@ from jax.core import ShapedArray
 from cavs._jaxpr.costs import bytes_of_var, may_repeat
 from cavs._jaxpr.equations import depends, is_float, needed
 from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Env, Eqn, Var, is_var, opened
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var, opened
 from cavs._jaxpr.minimum_cut import minimum_cut
 from cavs._jaxpr.names import Names, chosen, without_names
 from cavs._jaxpr.reverse_only import refusal_in
@@ -79,16 +79,12 @@ def derivative(
     types, tree = jax.tree.flatten(pull_back)
     cotangents = [type_of(x) for x in out_types if is_float(x)]
     second = jax.make_jaxpr(lambda saved, cts: tree.unflatten(saved)(cts))(list(map(type_of, types)), cotangents)
+    (jaxpr, values), (back, back_consts) = opened(first), opened(second)
 
-    (jaxpr, values), (back, back_consts) = opened(cast(ClosedJaxpr, first)), opened(cast(ClosedJaxpr, second))
-    forward: list[Eqn] = []
-    atoms = inlined(jaxpr, {}, forward)
-    forward, atoms, named = without_names(forward, atoms)
+    forward, atoms, named = without_names(*inlined(jaxpr))
     outs, saved, seeds = atoms[: len(out_types)], atoms[len(out_types) :], back.invars[len(types) :]
-    backward: list[Eqn] = []
-    grads = inlined(back, dict(zip(back.invars, saved, strict=False)), backward)
-    backward, grads, _ = without_names(backward, grads)
-    backward, _ = needed(backward, grads, set())
+    backward, grads, _ = without_names(*inlined(back, rename=dict(zip(back.invars, saved, strict=False))))
+    backward, _ = needed(backward, grads)
     consts = dict(zip([*jaxpr.constvars, *back.constvars], [*values, *back_consts], strict=True))
     needs = read_by(backward, grads, {*seeds, *back.constvars, *(v for e in backward for v in e.outvars)})
     refusal = refusal_in(jaxpr) or refusal_in(back)
@@ -121,7 +117,7 @@ def split_at(
     """
     later = depends(eqns, set(seeds))
     forward = [e for e in eqns if later.isdisjoint(e.outvars)]
-    backward = [e for e in needed(eqns, results, set())[0] if not later.isdisjoint(e.outvars)]
+    backward = [e for e in needed(eqns, results)[0] if not later.isdisjoint(e.outvars)]
     return forward, backward, read_by(backward, [*results, *operands], later)
 
 

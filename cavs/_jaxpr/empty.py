@@ -6,7 +6,7 @@ call that reads it loses its configuration, and compilation ends with "No regist
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import bind, run_jaxpr
-from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, opened
+from cavs._jaxpr.jaxprs import CALLS, Atom, Eqn, Jaxpr, body_of, opened
 
 _SUMS = ("dot_general", "reduce_sum")  # zero, if they are over nothing
 _UPDATES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter_add": 2}  # the operand that may be empty
@@ -49,7 +49,7 @@ def evaluated_by(
 
         tracers = [leaves[n] for n in traced]
         closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*tracers)
-        return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*opened(cast(ClosedJaxpr, closed)), tracers))
+        return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*opened(closed), tracers))
 
     return again
 

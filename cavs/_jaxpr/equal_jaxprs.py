@@ -37,7 +37,6 @@ def _same_equation(e: Eqn, f: Eqn, names: dict[Var, Var]) -> bool:
 
 
 def same_parameters(e: Eqn, f: Eqn) -> bool:
-    """Returns whether two equations have the same parameters."""
     return e.params.keys() == f.params.keys() and all(_same_parameter(x, f.params[name]) for name, x in e.params.items())
 
 

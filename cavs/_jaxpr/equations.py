@@ -1,6 +1,6 @@
 """Programs: straight-line equations, written for one vertex, and what can be asked about them."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -91,6 +91,12 @@ def lines_of(eqn: Eqn) -> AbstractContextManager[None]:
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=names)
 
 
+def renamed(eqn: Eqn, names: Mapping[Var, Any]) -> Eqn:
+    """Returns an equation in which the variables that are keys of `names` are replaced."""
+    invars = [names.get(x, x) if is_var(x) else x for x in eqn.invars]
+    return eqn.replace(invars=invars, outvars=[names.get(v, v) for v in eqn.outvars])
+
+
 def without(
     eqns: Iterable[Eqn], outs: Iterable[Atom], same: Callable[[Eqn], Sequence[Atom] | None]
 ) -> tuple[list[Eqn], list[Atom]]:
@@ -114,7 +120,7 @@ def without(
     return kept, [get(x) for x in outs]
 
 
-def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: set[Var]) -> tuple[list[Eqn], list[Var]]:
+def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: Set[Var] = frozenset()) -> tuple[list[Eqn], list[Var]]:
     """Returns the equations that compute `outs` from `available` values, in order, and the available values they read."""
     want = {x for x in outs if is_var(x)}
     used = [x for x in outs if is_var(x) and x in available]

@@ -1,7 +1,7 @@
 """Inlines calls of functions."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -11,9 +11,10 @@ from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body
 from cavs._jaxpr.reverse_only import forward_only_p
 from cavs.kernels import Target
 
-# Calls that are inlined. `jax.checkpoint` has no effect of its own: `_jaxpr.minimum_cut` decides for F as a whole what is
-# stored.
-PLAIN = ("jit", "pjit", "closed_call", "checkpoint", "remat2", "core_call")
+# Calls that are inlined where `jax.checkpoint` is not, because its user chose what to keep.
+JITTED = ("jit", "pjit", "closed_call", "core_call")
+# Calls that are inlined in F: `_jaxpr.minimum_cut` decides for F as a whole what is stored.
+PLAIN = (*JITTED, "checkpoint", "remat2")
 
 # Elementwise primitives whose operands may have axes of 1 where others are longer.
 _STRETCH = frozenset(
@@ -53,16 +54,23 @@ def _broadcast(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, wide: tuple[
 
 def inlined(
     jaxpr: Jaxpr,
-    rename: dict[Var, Atom],
-    out: list[Eqn],
     calls: Sequence[str] = PLAIN,
+    rename: Mapping[Var, Atom] = {},
     where: Callable[[Eqn], bool] = lambda eqn: True,
-) -> list[Atom]:
-    """Appends the equations of `jaxpr` to `out`, with calls inlined. Returns the outputs of `jaxpr`, renamed.
+) -> tuple[list[Eqn], list[Atom]]:
+    """Returns the equations of `jaxpr` with calls inlined, and its outputs.
 
-    `rename`: replaces variables of `jaxpr`. Its variables are added. `calls`: the calls that are inlined; "platform_dependent"
-    for the branch of this platform. `where`: which of these calls are inlined.
+    `calls`: the calls that are inlined; "platform_dependent" for the branch of this platform. `rename`: replaces variables of
+    `jaxpr`. `where`: which of these calls are inlined.
     """
+    eqns: list[Eqn] = []
+    return eqns, _append(jaxpr, dict(rename), eqns, calls, where)
+
+
+def _append(
+    jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequence[str], where: Callable[[Eqn], bool]
+) -> list[Atom]:
+    """Appends the equations of `jaxpr` to `out`, and its variables to `rename`. Returns its outputs."""
 
     def get(x: Atom) -> Atom:
         return rename.get(x, x) if is_var(x) else x
@@ -83,5 +91,5 @@ def inlined(
         local = dict(zip(body.invars, [get(x) for x in eqn.invars[len(eqn.invars) - len(body.invars) :]], strict=True))
         for var, value in zip(body.constvars, consts, strict=True):
             local[var] = Literal(value, var.aval)
-        rename.update(zip(eqn.outvars, inlined(body, local, out, calls, where), strict=True))
+        rename.update(zip(eqn.outvars, _append(body, local, out, calls, where), strict=True))
     return [get(x) for x in jaxpr.outvars]

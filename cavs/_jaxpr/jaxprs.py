@@ -24,6 +24,7 @@ else:
 
 PyTreeDef: TypeAlias = Any  # `jax.tree_util.PyTreeDef`, which no type checker can read
 Env: TypeAlias = dict[Var, jax.Array]
+Arrays: TypeAlias = list[jax.Array]
 _T = TypeVar("_T")
 
 CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "call_with_rules")
@@ -42,12 +43,12 @@ def all_equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
             yield from all_equations(body.eqns)
 
 
-def opened(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
+def opened(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
     """Returns a jaxpr, closed or not, and its constants."""
     return cast(Jaxpr, getattr(jaxpr, "jaxpr", jaxpr)), getattr(jaxpr, "consts", ())
 
 
-def without_constants(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[ClosedJaxpr, Sequence[jax.Array]]:
+def without_constants(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> tuple[ClosedJaxpr, Sequence[jax.Array]]:
     """Returns a jaxpr whose constants are its first arguments, and these constants."""
     inside, consts = opened(jaxpr)
     invars = [*inside.constvars, *inside.invars]

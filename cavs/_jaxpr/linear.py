@@ -88,7 +88,6 @@ def _apart(in_ways: list[_Way], excluded: Iterable[int]) -> _Way:
 
 
 def _sum(ways: Iterable[_Way]) -> _Way:
-    """Returns the way of a sum."""
     nonzero = {*ways} - {_Way.ZERO}
     return next(iter(nonzero), _Way.ZERO) if len(nonzero) < 2 else _Way.OTHER
 

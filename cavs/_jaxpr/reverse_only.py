@@ -103,12 +103,8 @@ mlir.register_lowering(linear_p, mlir.lower_fun(_run), cacheable=False)
 
 
 # --- what has no second derivative in reverse mode
+# An identity whose tangent can be computed, and not be transposed: `refusal` is the text of the `TypeError`.
 forward_only_p = jex.Primitive("forward_only")
-
-
-def forward_only(x: jax.Array, refusal: str) -> jax.Array:
-    """Returns `x`. Its tangent can be computed, and not be transposed: `refusal` is the text of the `TypeError`."""
-    return forward_only_p.bind(x, refusal=refusal)
 
 
 def refusal_in(jaxpr: Jaxpr) -> str | None:

@@ -7,8 +7,9 @@ effects, which `jax.custom_jvp` refuses. A primitive keeps its rules until it is
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,10 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.jaxprs import ClosedJaxpr, Jaxpr, all_equations, opened
+from cavs._jaxpr.jaxprs import Arrays, Jaxpr, all_equations, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._jaxpr.settings import always_compiled, promoting
 
-Arrays: TypeAlias = list[jax.Array]
 Tangents: TypeAlias = list[jax.Array | None]  # `None` for zeros, and for integers
 Flat: TypeAlias = Callable[..., Arrays]
 
@@ -47,6 +47,12 @@ class Rules:
     sealed: bool = False
     # The function that `jax.export` gets instead, as other processes cannot run `run`; `None` if they can.
     exported: Flat | None = None
+
+    @classmethod
+    def plain(cls, run: Flat, **more: Any) -> Self:
+        """Returns the rules of a function whose equations JAX differentiates and batches. `more`: other fields."""
+        push = functools.partial(pushed, run)
+        return cls(run, push, lambda over, dims, operands: over(run, tuple(dims))(*operands), **more)
 
     def context(self) -> contextlib.AbstractContextManager[object]:
         """Returns the context in which JAX traces and lowers the function."""
@@ -99,7 +105,7 @@ def _replaceable(run: Flat, other: Flat, batched: bool, local: bool) -> Rules:
         instead = over(other, tuple(dims))
         return call(_replaceable(over(run, tuple(dims)), instead, True, local), *operands) if batched else instead(*operands)
 
-    return Rules(run, lambda primals, tangents: pushed(other, primals, tangents), batch, exported=other if local else None)
+    return Rules(run, functools.partial(pushed, other), batch, exported=other if local else None)
 
 
 def sealed(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -174,7 +180,7 @@ def retraced(rules: Rules, operands: Sequence[Any]) -> Any:
     if rules.sealed:
         operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in operands]
     with rules.context():
-        jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(rules.run)(*operands)))
+        jaxpr, consts = opened(jax.make_jaxpr(rules.run)(*operands))
     assert not any(isinstance(x, Tracer) for x in consts), "a function with rules closes over tracers"
     jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return jex.ClosedJaxpr(jaxpr, consts)

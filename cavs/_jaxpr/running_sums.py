@@ -25,8 +25,7 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
     """
     without, consts = without_constants(closed)
     jaxpr, _ = opened(without)
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns, ("call_with_rules", "custom_vmap_call"))
+    eqns, outs = inlined(jaxpr, ("call_with_rules", "custom_vmap_call"))
     summed, others = outs[: len(totals)], outs[len(totals) :]
     terms = _terms(eqns, outs)[: len(totals)]
     order = alive(eqns, [x for addends in terms for x in addends] + others)

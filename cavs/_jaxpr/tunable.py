@@ -5,6 +5,7 @@ the traced function is not a call any more: it keeps the options that it had. So
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from jax.extend import core as jex
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import ClosedJaxpr, Eqn, Jaxpr, bodies_in, opened
-from cavs._jaxpr.ruled import Arrays, Flat, Rules, Tangents, as_call, call, pushed, retraced, ruled_p, rules_in, types_of
+from cavs._jaxpr.ruled import Arrays, Flat, Rules, as_call, call, pushed, retraced, ruled_p, rules_in, types_of
 
 CallOf = Callable[[Any], tuple[Callable[..., PyTree], str]]  # from options to a function, and the engine that runs it
 
@@ -52,10 +53,7 @@ def _rules(run: Flat, engine: str, names: frozenset[str], with_options: Callable
 
         return call(batched(run, engine), *operands)
 
-    def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
-        return pushed(run, primals, tangents)
-
-    return TunableRules(run, push, batch, names=names, engine=engine, with_options=with_options)
+    return TunableRules(run, functools.partial(pushed, run), batch, names=names, engine=engine, with_options=with_options)
 
 
 def tuned(

@@ -42,8 +42,7 @@ def no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
     Such an equation adds a term of the parameters alone, divides by what the part determines, as a mean does, or is curved. The
     first `count` inputs are parameters, the others a part of the batch.
     """
-    eqns: list[Eqn] = []
-    loss = inlined(jaxpr, {}, eqns, (*PLAIN, "custom_jvp_call"))[0]
+    eqns, (loss, *_) = inlined(jaxpr, (*PLAIN, "custom_jvp_call"))
     todo: list[tuple[Atom, list[tuple[float, Eqn]]]] = [(loss, [])]  # values, and the constant factors that follow
     of_params, of_part = (depends(eqns, {*inputs}) for inputs in (jaxpr.invars[:count], jaxpr.invars[count:]))
     maker = {v: e for e in eqns for v in e.outvars}

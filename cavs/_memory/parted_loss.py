@@ -6,23 +6,19 @@ each sum is the weight of that sum: the gradient of the loss is that of the weig
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from cavs._jaxpr.equations import alive, bind, is_float, needed, reads, run_equations, value_of
-from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, all_equations, is_var, opened
+from cavs._jaxpr.inline import JITTED, inlined
+from cavs._jaxpr.jaxprs import Arrays, Atom, Eqn, Jaxpr, Var, all_equations, is_var, opened
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
 from cavs._jaxpr.settings import promoting
 from cavs._jaxpr.source_lines import line_of
 from cavs._memory.no_sum import MSG_TERM, no_sum
 
-Arrays = list[jax.Array]
-
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
 MSG_MIXED = (
     "{function}: loss: got values of one part of a batch together with cavs.data.total or cavs.data.mean, which are over the "
     "whole batch; expected a loss that follows from such totals and the parameters alone. Write cavs.data.total(x) for every "
@@ -57,7 +53,7 @@ class PartedLoss:
             outs = [x for x, is_whole in zip(self.outs, self.is_whole, strict=True) if not is_whole]
         else:
             terms = [terms[i] for i in which]
-        eqns = needed(self.before_cut, terms, set())[0]
+        eqns = needed(self.before_cut, terms)[0]
         if which is None or any(e.effects for e in eqns):
             eqns = alive(self.before_cut, [*outs, *terms])
         results = self._run(eqns, [*self.params, *self.batch], [*params, *batch], [*outs, *terms])
@@ -88,11 +84,10 @@ class PartedLoss:
 
             return jax.grad(loss)([total_values[i] for i in floats])
 
-        traced: Any = jax.make_jaxpr(derivatives)(shapes)
-        eqns: list[Eqn] = []
-        outs = inlined(opened(traced)[0], {}, eqns, _CALLS)
-        read = reads(needed(eqns, outs, set())[0], outs)
-        positions = [i for i, v in enumerate(opened(traced)[0].invars) if v in read]
+        jaxpr, _ = opened(jax.make_jaxpr(derivatives)(shapes))
+        eqns, outs = inlined(jaxpr, JITTED)
+        read = reads(needed(eqns, outs)[0], outs)
+        positions = [i for i, v in enumerate(jaxpr.invars) if v in read]
         known = dict(zip(positions, sums_of(positions) if positions else [], strict=True))
         return dict(zip(floats, derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)]), strict=True))
 
@@ -125,8 +120,7 @@ def parted(function: str, jaxpr: Jaxpr, count: int, parts: int) -> PartedLoss:
     The first `count` inputs are parameters, the others a part of the batch. Raises a `TypeError`, which names `function`, if
     the loss uses totals where parts cannot be added up.
     """
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns, _CALLS, lambda eqn: bool(_totals_in(eqn)))
+    eqns, outs = inlined(jaxpr, JITTED, where=lambda eqn: bool(_totals_in(eqn)))
     of_part, of_whole = set(jaxpr.invars[count:]), set[Var]()
     totals: dict[Var, Atom] = {}
     before, after = list[Eqn](), list[Eqn]()

@@ -15,18 +15,9 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
-from cavs._memory.bytes import (
-    BudgetError,
-    bytes_of,
-    bytes_of_arrays,
-    memory_of_gpu,
-    text_of,
-)
+from cavs._memory.bytes import BudgetError, bytes_of, bytes_of_arrays, memory_of_gpu, text_of
 from cavs._memory.divided import Choice, Collate, DividedArrays, DividedGraphs, numbers_of_parts
-from cavs._memory.fit import (
-    Verified,
-    compiler_options,
-)
+from cavs._memory.fit import Verified, compiler_options
 from cavs._memory.search import BatchGradient, check_parts
 from cavs._readers.files import write_whole
 
@@ -291,6 +282,5 @@ class BatchPlan:
 
 
 def columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Returns the lines of a table."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  " + "  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)).rstrip() for row in rows]

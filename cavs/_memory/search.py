@@ -21,15 +21,9 @@ from cavs._jaxpr.jaxprs import Jaxpr, all_equations
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
-from cavs._memory.bytes import (
-    BudgetError,
-)
+from cavs._memory.bytes import BudgetError
 from cavs._memory.divided import Choice, DividedArrays, DividedGraphs, Loss
-from cavs._memory.fit import (
-    MOST_COMPILED,
-    compiled_step,
-    values,
-)
+from cavs._memory.fit import MOST_COMPILED, compiled_step, values
 from cavs._memory.sub_batches import checked_scalar
 from cavs.kernels import Target
 
@@ -166,7 +160,6 @@ class BatchGradient:
 
     @memoized
     def compiles(self, choice: Choice) -> Any:
-        """Returns what `jit` returns for a choice."""
         return self.jit(self.program(self.loss_of(choice)))
 
     def runs(self, choice: Choice) -> bool:

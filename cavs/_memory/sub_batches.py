@@ -1,7 +1,7 @@
 """Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,19 @@ from jax.extend import core as jex
 
 from cavs._feed.plan import dealt
 from cavs._function.children import wide
-from cavs._graphs.arguments import check_graphs
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.hold_back import barrier
-from cavs._jaxpr.jaxprs import ClosedJaxpr, opened, without_constants
+from cavs._jaxpr.jaxprs import Arrays, opened, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.running_sums import run_and_add
 from cavs._memory.parted_loss import PartedLoss, parted
 from cavs._stages.cotangents import differentiated, with_differentiated
 
-Arrays: TypeAlias = list[jax.Array]
 Params = TypeVar("Params")
 Loss = TypeVar("Loss")  # a scalar, or with `has_aux` a pair
 _ROWS = 1.01  # how much larger the largest part may become, as a factor, if parts then have fewer levels
@@ -109,8 +108,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
             over graphs to a total, or a term of the parameters alone to a sum over graphs, is a mean or another function of
             one sub-batch that is no sum, or takes totals inside a loop.
     """
-    if not callable(loss):
-        raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")
+    check_takes("sub_batched: loss", loss, "params", "batch", write="sub_batched(loss)")
     return summed_over_parts("sub_batched", loss, has_aux)
 
 
@@ -156,7 +154,7 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
         params, arrays = jax.tree.map(lambda x: vary(jnp.asarray(x), axes), (params, list(stacks)))
         # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
         closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(arrays))
-        no_consts, consts = without_constants(cast(ClosedJaxpr, closed))
+        no_consts, consts = without_constants(closed)
         flat, batches = [*consts, *jax.tree.leaves(params)], list(map(jax.tree.leaves, arrays))
         of_part = parted(function, opened(no_consts)[0], len(flat), sum(len(leaves[0]) for leaves in batches))
         outs = _differentiable(function, of_part)(flat, batches)

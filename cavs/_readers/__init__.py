@@ -13,14 +13,10 @@ from cavs._readers.source import Path, bare_suffix
 from cavs._readers.trees import read_trees
 
 BY_SUFFIX = {
-    ".txt": read_trees,
-    ".ptb": read_trees,
-    ".trees": read_trees,
-    ".mrg": read_trees,
+    **dict.fromkeys((".txt", ".ptb", ".trees", ".mrg"), read_trees),
     ".conllu": read_conllu,
     ".jsonl": read_edges,
-    ".bench": read_netlist,
-    ".blif": read_netlist,
+    **dict.fromkeys((".bench", ".blif"), read_netlist),
     ".npz": load_npz,
 }
 

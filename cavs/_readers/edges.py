@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import INT32_MAX, CycleError
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._readers.json_values import (
     are_targets,
     as_values,
@@ -117,7 +116,6 @@ class _Line(NamedTuple):
     graph: JSONObject
 
     def error(self, expected: str) -> FormatError:
-        """Returns the error to raise."""
         return format_error(self.path, self.number, self.text, expected)
 
 

@@ -55,7 +55,7 @@ def named_leaves(tree: PyTree, argument: str) -> dict[str, Any]:
     leaves have the same name; its message names the `argument`.
     """
     out: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = name_of(path)
         if name in out:
             raise ValueError(f"{argument}: got two leaves with the name {name!r}; expected keys without dots.")

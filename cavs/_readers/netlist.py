@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.checks import CycleError
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines, words_in
 
 # The kinds of every `.bench` file, in this order, so that the kinds of all files agree.

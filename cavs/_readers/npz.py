@@ -8,8 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from cavs._graphs.arguments import check_graphs
-from cavs._graphs.graphs import NAMES, VALUES, Graphs
+from cavs._graphs.graphs import NAMES, VALUES, Graphs, check_graphs
 from cavs._readers.names import arrays_by_name, nested
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
 

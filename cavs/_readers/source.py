@@ -99,21 +99,21 @@ def read_utf8(path: Path) -> bytes:
     return data
 
 
-def utf8_of_lines(reader: str, lines: Iterable[str]) -> tuple[str, bytes]:
+def utf8_of_lines(lines: Iterable[str]) -> tuple[str, bytes]:
     """Joins an open text file or other lines, with or without `\\n`. Returns their name in error messages, and UTF-8.
 
     Raises:
-        TypeError: `lines` is not an iterable of strings. The message names `reader`.
+        TypeError: `lines` is not an iterable of strings.
         FormatError: a line cannot be encoded as UTF-8.
     """
     file_name = getattr(lines, "name", None)
     name, parts = file_name if isinstance(file_name, str) else "lines", []
     expected = "expected a path, a file opened as text, or lines of type str"
     if not isinstance(lines, Iterable):
-        raise TypeError(f"{reader}: source: got {type(lines).__name__}; {expected}.")
+        raise TypeError(f"read_trees: source: got {type(lines).__name__}; {expected}.")
     for line in lines:
         if not isinstance(line, str):
-            raise TypeError(f"{reader}: source: got a line of type {type(line).__name__}; {expected}. Write open(path).")
+            raise TypeError(f"read_trees: source: got a line of type {type(line).__name__}; {expected}. Write open(path).")
         parts.append(line.removesuffix("\n"))
     try:
         return name, "\n".join(parts).removeprefix("\ufeff").encode("utf-8")

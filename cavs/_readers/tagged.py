@@ -52,7 +52,7 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
     if nonempty and (any if labelled else all)("|" in cell[1:] for cell in nonempty[0]):
         if column is not None:
             raise ValueError(f"column: got {column!r}, but {path} contains word|TAG, not columns. Omit it.")
-        return _piped(path, lines, rows)
+        return _piped(path, rows)
     if labelled:
         filled = [i for i, cells in enumerate(rows, 1) if cells]
         number = next((i for i in filled if len(rows[i - 1]) == 1), filled[0] if filled else None)
@@ -112,7 +112,7 @@ def _columns(path: Path, lines: list[str], rows: list[list[str]], column: str | 
     return _chains(path, np.diff(ends).tolist(), words, tags)
 
 
-def _piped(path: Path, lines: list[str], rows: list[list[str]]) -> Graphs:
+def _piped(path: Path, rows: list[list[str]]) -> Graphs:
     for number, cells in enumerate(rows, 1):
         bad = next((cell for cell in cells if not cell.rpartition("|")[0] or cell.endswith("|")), None)
         if bad is not None:

@@ -59,7 +59,7 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
                 f"read_trees: cache: got True for {type(source).__name__}; expected a path, beside which the cache is stored. "
                 "Write cache=False."
             )
-        return _parse(*utf8_of_lines("read_trees", source))
+        return _parse(*utf8_of_lines(source))
     if str(source).lstrip()[:1] == "(" and not os.path.exists(source):
         raise FileNotFoundError(errno.ENOENT, "no such file; for a tree as text write cavs.read_trees([text])", str(source))
     if not cache:
@@ -139,9 +139,7 @@ def _parse(path: Path, data: bytes) -> Graphs:
 
 
 def _after(mask: np.ndarray) -> np.ndarray:
-    out = np.zeros_like(mask)
-    out[1:] = mask[:-1]
-    return out
+    return np.append(False, mask)[:-1]
 
 
 def _broken_rule(

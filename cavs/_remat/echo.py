@@ -20,16 +20,8 @@ from cavs._jaxpr.names import Names, check_known, names_of
 from cavs._jaxpr.ruled import rules_in
 from cavs._jaxpr.source_lines import source_line
 from cavs._jaxpr.tunable import TunableRules, with_options
-from cavs._memory.bytes import (
-    BudgetError,
-    bytes_of,
-    text_of,
-)
-from cavs._memory.fit import (
-    Verified,
-    compiler_options,
-    no_collections,
-)
+from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.fit import Verified, compiler_options, no_collections
 from cavs._memory.plan_batch import columns
 from cavs._readers.files import write_whole
 from cavs._remat.graph import mark, with_derivative
@@ -334,7 +326,6 @@ class Recomputed(Generic[R]):
 
 
 def _read(path: str | os.PathLike[str] | None) -> Any:
-    """Reads a saved plan."""
     if path is None:
         return None
     with open(path) as file:

@@ -41,10 +41,8 @@ def bits_of(mask: Var) -> Form | None:
 
 def _equations(fn: Callable[[jax.Array], jax.Array], x: Var) -> list[Eqn]:
     """Returns the equations of a function of `x`. The last one computes its result."""
-    traced: Any = jax.make_jaxpr(fn)(type_of(x))
-    jaxpr, eqns = opened(traced)[0], list[Eqn]()
-    inlined(jaxpr, {jaxpr.invars[0]: x}, eqns)
-    return eqns
+    jaxpr, _ = opened(jax.make_jaxpr(fn)(type_of(x)))
+    return inlined(jaxpr, rename={jaxpr.invars[0]: x})[0]
 
 
 def _packed(mask: jax.Array, axis: int) -> jax.Array:
@@ -100,8 +98,8 @@ def compared_by_result(eqns: Sequence[Eqn]) -> list[Eqn]:
 def _rectified(eqn: Eqn) -> Var | None:
     """Returns `x` if an equation computes `max(x, 0)`."""
     if eqn.primitive.name == "custom_jvp_call":
-        body, eqns = body_of(eqn)[0], list[Eqn]()
-        inlined(body, {}, eqns)
+        body, _ = body_of(eqn)
+        eqns, _ = inlined(body)
         x = _rectified(eqns[0]) if len(eqns) == 1 else None
         return cast(Var, eqn.invars[body.invars.index(x)]) if x in body.invars and is_var(eqn.invars[0]) else None
     is_limited = eqn.primitive.name == "max" and any(map(_is_zero, eqn.invars))

@@ -6,11 +6,10 @@ a sum or a scatter makes or reads it. It is free after the last equation that re
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, cast
-
-from jax.extend import core as jex
+from typing import Any
 
 from cavs._jaxpr.costs import CUMULATIVE, REDUCTIONS, bytes_of_var, is_costly
+from cavs._jaxpr.equations import renamed
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import CALLS, Atom, Eqn, Jaxpr, Var, bodies_in, is_var, scan_parts
 from cavs._remat.graph import Kept
@@ -28,19 +27,14 @@ def estimated_peak(kept: Kept) -> int:
     graph = kept.graph
     inputs = {*graph.invars, *graph.consts}
     order = kept.to_run()
-    names: dict[Var, Atom] = {}  # of what runs again
+    names: dict[Var, Var] = {}  # of what runs again
     for step in kept.steps:
         for e in step.again:
-            results = [cast(Var, jex.Var(v.aval)) for v in e.outvars]
-            order.append(_renamed(e, names, results))
-            names |= dict(zip(e.outvars, results, strict=True))
-        order += [_renamed(e, names, e.outvars) for e in step.stretch]
+            names |= {v: Var(v.aval) for v in e.outvars}
+            order.append(renamed(e, names))
+        order += [renamed(e, names) for e in step.stretch]
     outs = [*graph.outs, *graph.grads]
     return _peak(order, outs, {v for v in kept.variables if v not in inputs}, {x for x in outs if is_var(x)})
-
-
-def _renamed(e: Eqn, names: Mapping[Var, Atom], results: list[Var]) -> Eqn:
-    return e.replace(invars=[names.get(x, x) if is_var(x) else x for x in e.invars], outvars=results)
 
 
 def _peak(eqns: Sequence[Eqn], outs: Iterable[Atom], kept: Collection[Var] = (), results: Collection[Var] = ()) -> int:
@@ -115,6 +109,4 @@ def _inside(e: Eqn) -> int:
 
 @functools.lru_cache(1 << 10)
 def _of_body(body: Jaxpr) -> int:
-    eqns: list[Eqn] = []
-    outs = inlined(body, {}, eqns, _INLINED)
-    return _peak(eqns, outs)
+    return _peak(*inlined(body, _INLINED))

@@ -16,7 +16,7 @@ from jax import lax
 from cavs._jaxpr.derivative import type_of
 from cavs._jaxpr.equal_jaxprs import equal_jaxprs
 from cavs._jaxpr.equations import bind, is_float, run_equations, values
-from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.inline import JITTED, inlined
 from cavs._jaxpr.jaxprs import Env, Eqn, Var, bodies_in, is_var, opened, scan_parts
 from cavs._jaxpr.names import Names, names_in
 from cavs._jaxpr.reverse_only import refusal_in
@@ -25,8 +25,6 @@ from cavs._remat.forms import longest_kept
 from cavs._remat.graph import Graph, Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
 
-# Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
-_OPENED = ("jit", "pjit", "closed_call", "core_call")
 _MOST_POOLED = 16  # elements of a window: its gradient has a term for each
 
 
@@ -129,8 +127,7 @@ class Point:
 
     def _graph(self, closed: Any, diff: list[int], name: str, times: int, stored: list[int]) -> Graph:
         jaxpr, consts = opened(closed)
-        eqns: list[Eqn] = []
-        outs = inlined(jaxpr, {}, eqns, _OPENED)
+        eqns, outs = inlined(jaxpr, JITTED)  # so that loops inside are planned, too
         has_loops = any(e.primitive.name == "scan" for e in eqns)
         places = [diff, stored, *([name, self.price is None, self.chunks] if has_loops else [])]
         if (known := self._known(closed, places)) is not None:

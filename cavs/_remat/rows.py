@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import bind, depends, is_float, reads, run_equations, values
-from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.inline import JITTED, inlined
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var, opened
 from cavs._memory.sub_batches import summed_over_parts
 from cavs.kernels import ELEMENTWISE
@@ -22,7 +22,6 @@ from cavs.kernels import ELEMENTWISE
 _LARGE = 1 << 20  # bytes of logits that are worth a loop
 _ROWS = 512  # of a block, at least: for products of fewer, the sum of the weights' gradients would take most of the time
 _WIDE = 8  # other values are computed by blocks, too, if they have this share of the logits' bytes
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
 _SHAPES = {  # parameters that contain shapes
     "broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes", "slice": "limit_indices", "gather": "slice_sizes",
 }  # fmt: skip
@@ -32,8 +31,7 @@ _REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_or", "reduce_an
 def in_blocks_of_rows(closed: Any) -> Any:
     """Returns a closed jaxpr that computes the loss of its largest product by blocks of rows; the same one if it cannot."""
     jaxpr, consts = opened(closed)
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns, _CALLS)
+    eqns, outs = inlined(jaxpr, JITTED)
     head = largest_loss(eqns, outs) if jax.sharding.get_abstract_mesh().size <= 1 else None
     if head is None:  # among several devices, each block would add up the gradients of weights
         return closed

@@ -26,6 +26,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.jaxprs import Arrays
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.ruled import replaceable
 from cavs._jaxpr.settings import always_compiled, promoting
@@ -36,7 +37,6 @@ from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, differentiated, with_differentiated
 from cavs._stages.saved import Saved
 
-Arrays: TypeAlias = list[jax.Array]
 Cotangents: TypeAlias = list[Cotangent]
 Select: TypeAlias = jax.Array | None
 Fixed: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
@@ -175,25 +175,21 @@ def _explained(plan: FunctionPlan) -> Iterator[None]:
         raise TypeError(refusal) from e
 
 
-def compiled(job: Job, user_engine: Engine | None) -> Callable[..., list[jax.Array]]:
+def compiled(job: Job, user_engine: Engine | None) -> Callable[..., Arrays]:
     """Returns the jitted function of a job, with its VJP. A memory plan can change its options."""
     return _compiled(job.plan, job, user_engine, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
 
 
 @memoized
-def _compiled(
-    plan: FunctionPlan, job: Job, user_engine: Engine | None, precision: str | None
-) -> Callable[..., list[jax.Array]]:
-    def call_of(options: MemoryOptions) -> tuple[Callable[..., list[jax.Array]], str]:
+def _compiled(plan: FunctionPlan, job: Job, user_engine: Engine | None, precision: str | None) -> Callable[..., Arrays]:
+    def call_of(options: MemoryOptions) -> tuple[Callable[..., Arrays], str]:
         return _call(plan, job._replace(options=options), user_engine, precision)
 
     return jax.jit(tunable(call_of, job.options, plan.names))
 
 
 @memoized
-def _call(
-    plan: FunctionPlan, job: Job, user_engine: Engine | None, precision: str | None
-) -> tuple[Callable[..., list[jax.Array]], str]:
+def _call(plan: FunctionPlan, job: Job, user_engine: Engine | None, precision: str | None) -> tuple[Callable[..., Arrays], str]:
     """Returns the function of a job, and the name of the engine that runs it."""
     del plan, precision  # which owns the memo; which engines read from JAX's configuration
     engine = choose_engine(user_engine, job)

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from cavs._engines.engine import Batch, Engine, ForwardLevels, Job
+from cavs._jaxpr.jaxprs import Arrays
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import lazy_arguments, lazy_function, leaf_block, leaf_function, static_values
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp, with_vjp_in_blocks
 from cavs._stages.tensors import Values, get_rows, leaf_vertices, write
 from cavs.kernels import checked
-
-Arrays = list[jax.Array]
 
 
 class Arguments(NamedTuple):
@@ -29,7 +28,7 @@ class Arguments(NamedTuple):
 class _Leaves(NamedTuple):
     """F at the leaves; empty if the engine runs them."""
 
-    vertices: list[jax.Array]  # for each kind, the rows of its leaves in the inputs, padded
+    vertices: Arrays  # for each kind, the rows of its leaves in the inputs, padded
     states: Arrays  # as `Engine.forward_levels` takes them
     pushes: list[Arrays]  # for each kind, the pushes of its leaves
     transposes: list[Transpose]  # for each kind, the transpose of F

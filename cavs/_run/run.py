@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from cavs._function.vertex import Pushed, VertexFunction, check_function
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.jaxprs import Arrays
 from cavs._jaxpr.settings import always_compiled
 from cavs._run.compiled import Call, compiled
 from cavs._run.manual_axes import across_axes
@@ -31,7 +32,6 @@ from cavs._schedule.level_segments import SegmentedSchedule
 from cavs._schedule.schedule import ExportedSchedule, Schedule, check_schedule
 from cavs.kernels import Target, checked
 
-Arrays: TypeAlias = list[jax.Array]
 MSG_PAD = "Under jax.jit, write sched.{}(rows) on the host before the call."
 ROWS_OF = {  # what each has one row for, and what to write if their number is wrong
     "inputs": ("vertex", MSG_PAD.format("pad")),

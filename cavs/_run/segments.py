@@ -22,6 +22,7 @@ from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.jaxprs import Arrays
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.settings import always_compiled
 from cavs._jaxpr.tunable import tunable
@@ -32,7 +33,6 @@ from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedul
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, differentiated, mask_rows, with_differentiated
 
-Arrays: TypeAlias = list[jax.Array]
 Run: TypeAlias = Callable[..., PyTree]  # `_run.run.run_with_options`
 
 

@@ -22,6 +22,7 @@ from cavs._engines.persistent.lower import Recurrence, forward_of, recurrence_of
 from cavs._function.arrays import as_arrays
 from cavs._function.raw_keys import Shaped, from_stored, key_impl, stored_aval
 from cavs._function.vertex import VertexFunction, check_function
+from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Jaxpr
@@ -147,8 +148,7 @@ def tune(
     """
     check_function("tune", F)
     check_schedule("tune", sched)
-    if not isinstance(seconds, int | float):
-        raise TypeError(f"tune: seconds: got a {type(seconds).__name__}; expected a number, such as 120.")
+    check_type("tune: seconds", seconds, int | float, "a number, such as 120")
     params, inputs, edges = (
         as_arrays(x, f"tune: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
     )
@@ -195,7 +195,6 @@ def tasks(F: VertexFunction, params: PyTree, sched: Schedule, inputs: PyTree, ed
 
 
 def key_of(task: Task) -> str:
-    """Returns the key of a task's records."""
     return chip.key_of(task.recurrence, task.sched.shape)
 
 

@@ -1,7 +1,6 @@
 """The parts of F that run as one batch rather than level by level: leaves, static, eager and lazy (see `_function.split`)."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,9 @@ from cavs._function.products import large_product
 from cavs._function.split import Split
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import needed, reads
-from cavs._jaxpr.jaxprs import Var, is_var
+from cavs._jaxpr.jaxprs import Arrays, Var, is_var
 from cavs._stages.blocks import block_of
 from cavs._stages.tensors import Pulled, Rows, Values, get_rows, repeated
-
-Arrays: TypeAlias = list[jax.Array]
 
 
 def leaf_function(
@@ -63,7 +60,7 @@ def static_values(part: Split, params: Arrays) -> Arrays:
     """Evaluates the static part. Returns the values of `static_variables(part)`."""
     env = dict(part.role.program.consts) | dict(zip(part.role.params, params, strict=True))
     wanted = static_variables(part)
-    evaluate(needed(part.static_eqns, wanted, set())[0], env, {})
+    evaluate(needed(part.static_eqns, wanted)[0], env, {})
     return [env[v] for v in wanted]
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._function.domains import EDGE, Domain
+from cavs._function.domains import EDGE
 from cavs._function.split import Split
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var, is_var
@@ -40,7 +40,6 @@ class Memory(NamedTuple):
 
 
 def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
-    """Returns the memory of a kind."""
     return Memory(
         states=saved.states,
         statics=saved.statics[kind],
@@ -52,7 +51,7 @@ def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
 
 def crossing(part: Split, rows: Rows, eager: Sequence[Values]) -> list[Values]:
     """Returns the eager rows that the recurrent part reads, with slack."""
-    crossed = ((part.role.domain[v], x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
+    crossed = ((part.role.domain[v], x) for v, x in zip(part.recurrent.cross, eager, strict=False))
     padded = rows.padded_in
     return [x._replace(index=padded(d, x.index)) if isinstance(x, Pulled) else padded(d, x) for d, x in crossed]
 
@@ -71,7 +70,11 @@ def entrance(
     """
     kids = span.rows(rows.kids)
     sources = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
-    env = {v: _part_of(x, span, domain) for v, x, domain in sources if v in wanted}
+    env = {
+        v: get_rows(x.source, span.rows_in(domain, x.index)) if isinstance(x, Pulled) else span.rows_in(domain, x)
+        for v, x, domain in sources
+        if v in wanted
+    }
     env |= {
         v: _gathered(states[i], kids[:, k])
         for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
@@ -84,11 +87,6 @@ def entrance(
     if part.forward.num_children in wanted:
         env[part.forward.num_children] = span.rows(rows.num_children)
     return env
-
-
-def _part_of(x: Values, span: RowSpan, domain: Domain) -> jax.Array:
-    """Returns the rows of a span, or the rows of its edges."""
-    return get_rows(x.source, span.rows_in(domain, x.index)) if isinstance(x, Pulled) else span.rows_in(domain, x)
 
 
 def _gathered(state: State, index: jax.Array) -> jax.Array:

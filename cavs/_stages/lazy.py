@@ -153,7 +153,6 @@ def _direct_product(
 ) -> LazyProduct | None:
     """Returns the product that is the transpose of an equation in float32, if it is one: of x @ W, or of x + b."""
     level = part.role.domain
-    axes = [STATIC if domain_of(x, level) == STATIC else use.domain for x in use.eqn.invars]
     cut, out = use.cuts[0], use.eqn.outvars[0].aval
     avals = [x.aval for x in use.eqn.invars]
     if not (is_var(cut) and cut in cuts and len(use.statics) == 1 and out.shape):
@@ -162,7 +161,7 @@ def _direct_product(
         return None
     if (bias := _bias(use, level)) is not None:
         return LazyProduct(place[bias], None, cuts[cut], 1)
-    axis = matrix_product(use.eqn, axes)
+    axis = matrix_product(use.eqn, level)
     if axis is None or 0 not in use.operands:
         return None
     x, pieces = use.operands[0], math.prod(avals[0].shape[:-1])
@@ -209,7 +208,7 @@ def _transpose(
             args.append(statics[place[x]] if x in place else part.role.program.consts[x])
         elif i in use.operands:
             value = value_at(use.operands[i], ROW, n, env, part.joint.domain)
-            args.append(value if counted is None else _repeat_last(value, counted))
+            args.append(value if counted is None else repeated(value, counted, value[-1:]))  # the last row counts
         else:  # the gradient does not depend on it
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
     if all(a is None for a in axes):
@@ -218,7 +217,7 @@ def _transpose(
     if counted is not None:
         cotangents = [mask_rows(ct, counted) for ct in cotangents]
 
-    axis = matrix_product(use.eqn, [STATIC if a is None else use.domain for a in axes])
+    axis = matrix_product(use.eqn, level)
     if axis is not None:
         a, ct = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (args[0], cotangents[0]))
         known = exponents.get(x) if is_var(x := use.operands[0]) else None
@@ -257,11 +256,6 @@ def _transpose_choice(
         branch_cts = vjp_at(of_rows, filled, use.statics)[1]([mask_rows(ct, taken) for ct in cotangents])
         totals = [total + _if_any(ct, taken) for total, ct in zip(totals, branch_cts, strict=True)]
     return totals
-
-
-def _repeat_last(x: jax.Array, counted: jax.Array) -> jax.Array:
-    """Returns `x` with all rows that do not count replaced by the last one, which does."""
-    return jnp.where(column(counted, x), x, x[-1]) if x.shape[0] else x
 
 
 def _if_any(x: jax.Array, counted: jax.Array | None) -> jax.Array:

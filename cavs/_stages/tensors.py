@@ -116,13 +116,9 @@ class Rows(NamedTuple):
         """Returns `x`, (size, ...), with zeros of slack at both ends."""
         return pad_rows(x, self.size + 2 * self.pad, self.pad)
 
-    def padded_edges(self, x: jax.Array) -> jax.Array:
-        """Returns `x`, (edges, ...), with zeros of slack at both ends."""
-        return pad_rows(x, self.edges + 2 * self.edge_pad, self.edge_pad)
-
     def padded_in(self, domain: Domain, x: jax.Array) -> jax.Array:
-        """Returns `padded(x)`, or `padded_edges(x)` if `x` has a row for each edge."""
-        return self.padded_edges(x) if domain == EDGE else self.padded(x)
+        """Returns `x`, (size, ...) or (edges, ...), with zeros of slack at both ends."""
+        return pad_rows(x, self.edges + 2 * self.edge_pad, self.edge_pad) if domain == EDGE else self.padded(x)
 
     def tensor(self, zeros: Zeros, aval: Shaped, edge: bool = False) -> jax.Array:
         """Returns a dynamic tensor of zeros for values like `aval` at these rows, or with `edge` at their edges."""
@@ -273,16 +269,13 @@ class Pulled(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a copy."""
         return self.index.shape + self.source.shape[1:]
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the rows."""
         return self.source.dtype
 
     def copied(self) -> jax.Array:
-        """Returns a copy."""
         return get_rows(self.source, self.index)
 
 

@@ -69,12 +69,10 @@ class Background:
             thread.start()
 
     def wait(self, key: Hashable) -> None:
-        """Waits for a compilation that was started."""
         if key in self._compiling:
             with self._compiling[key]:
                 pass
 
     def wait_for_all(self) -> None:
-        """Waits for all compilations that were started."""
         for key in [*self._compiling]:
             self.wait(key)

@@ -178,21 +178,21 @@ class Step(Generic[State, Metrics]):
         Raises:
             ValueError: engine `persistent` does not run in this step, or on this device.
         """
-        if reason := unable(self._target):
+        if reason := unable(Target.here()):
             raise ValueError(f"Step.tune: it times launches of engine 'persistent', but {reason}.")
         tasks = tasks_of(launches_in(self._program(batches).trace(state, batches).jaxpr.jaxpr), batches)
         if not tasks:
             raise ValueError(MSG_NO_LAUNCHES)
-        return tune_tasks(tasks.values(), self._target, seconds)
+        return tune_tasks(tasks.values(), Target.here(), seconds)
 
     def _settle(self, program: Concurrent, state: PyTree, batches: PyTree, timed: bool) -> list[Tuned]:
         """Puts the layouts of a program's launches on record before it is compiled, if they are not and the user wants it.
 
         `timed`: whether to time layouts, which may change those of programs that are compiled already.
         """
-        if not self._seconds or unable(self._target):
+        if not self._seconds or unable(Target.here()):
             return []
-        return settle(program.trace(state, batches).jaxpr.jaxpr, batches, self._target, self._seconds if timed else 0)
+        return settle(program.trace(state, batches).jaxpr.jaxpr, batches, Target.here(), self._seconds if timed else 0)
 
     def _program(self, batches: PyTree) -> Concurrent:
         """Returns what compiles and runs the step for the devices of these batches."""
@@ -202,10 +202,6 @@ class Step(Generic[State, Metrics]):
             program = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options)
             self._jitted.setdefault(mesh, program)  # another thread may have been faster
         return self._jitted[mesh]
-
-    @functools.cached_property
-    def _target(self) -> Target:  # known at the first call: a decorator must not start JAX
-        return Target.here()
 
     @property
     def compilations(self) -> int:
@@ -219,10 +215,10 @@ class Step(Generic[State, Metrics]):
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
         fun = self._fun
         if isinstance(batches, Batches):
-            unroll = (UNROLL if self._target.is_gpu else 1) if self._unroll is None else self._unroll
+            unroll = (UNROLL if Target.here().is_gpu else 1) if self._unroll is None else self._unroll
             fun = functools.partial(over_batches, fun, different=MSG_VARYING, unroll=unroll)
         # XLA for GPUs runs independent kernels at the same time, but launches of engine `persistent` need the whole chip.
-        return (in_turn(fun) if self._target.is_gpu else fun)(state, batches)
+        return (in_turn(fun) if Target.here().is_gpu else fun)(state, batches)
 
     def compile_ahead(self, state: PyTree, examples: Sequence[PyTree]) -> None:
         """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
@@ -254,7 +250,7 @@ class Step(Generic[State, Metrics]):
         """Compiles in the background what the loader will yield in this epoch, while training goes on."""
         loader = batches.loader if isinstance(batches, Batches) else None
         self.compile_ahead(state, [] if loader is None else loader.examples())
-        if self._target.is_cpu and self.compiling:
+        if Target.here().is_cpu and self.compiling:
             jax.block_until_ready(state)  # the step has allocated its temporaries
             if keeps_much():  # memory that a compilation allocates would move the arrays of each later step to new addresses
                 self.background.wait_for_all()

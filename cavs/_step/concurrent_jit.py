@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ from jax.sharding import Mesh, PartitionSpec
 from cavs._engines.persistent.launch_calls import Half, is_mark
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
-from cavs._jaxpr.equations import bind
-from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, is_var, opened, scan_parts
+from cavs._jaxpr.equations import bind, values
+from cavs._jaxpr.jaxprs import CALLS, Eqn, Jaxpr, body_of, opened, scan_parts
 from cavs._run.manual_axes import checked_axes, devices
 from cavs._step.pairs import halves_of, has_launches, rules_of
 from cavs.kernels import Target, begin_p, end_p
@@ -191,12 +191,8 @@ def _run(
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array], turns: _Turns) -> list[jax.Array]:
     """Evaluates a jaxpr after the launches that have had their turn."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(x: Atom) -> jax.Array:
-        return env[x] if is_var(x) else x.val
-
     for eqn in jaxpr.eqns:
-        operands = [read(x) for x in eqn.invars]
+        operands = values(eqn.invars, env)
         with eqn.ctx.manager, _scope(eqn.source_info.name_stack):
             if eqn.primitive is begin_p:  # the mark stays, for `has_launches`
                 after = [] if turns.before is None else [jnp.where(turns.before == _NEVER, 1, 0)]
@@ -218,12 +214,12 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Arra
             else:
                 outs = bind_unchecked(eqn, operands) or bind(eqn, operands)
         env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(x) for x in jaxpr.outvars]
+    return values(jaxpr.outvars, env)
 
 
 def _on_half(half: Half, operands: list[jax.Array], turns: _Turns) -> list[jax.Array]:
     """Runs a launch of a pair. Both follow the launches before them; those that come later follow both."""
-    outs, flag = _run(*opened(cast(ClosedJaxpr, jax.make_jaxpr(half.run)(*operands))), operands, turns.before)
+    outs, flag = _run(*opened(jax.make_jaxpr(half.run)(*operands)), operands, turns.before)
     assert flag is not None
     if turns.first is None:
         turns.first = flag

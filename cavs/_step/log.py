@@ -16,6 +16,7 @@ import numpy as np
 
 from cavs._feed.loader import Loader
 from cavs._graphs.arguments import optional_module
+from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
 from cavs._readers.files import check_path
 
@@ -75,8 +76,7 @@ class Log:
         metrics: Callable[[Any], PyTree] | None = None,
         step: int | None = None,
     ):
-        if not isinstance(loader, Loader):
-            raise TypeError(f"Log: loader: got a {type(loader).__name__}; expected the cavs.data.Loader of the loop.")
+        check_type("Log: loader", loader, Loader, "the cavs.data.Loader of the loop")
         for writer in writers:
             if not callable(writer):
                 raise TypeError(

@@ -15,6 +15,7 @@ from cavs._function.children import wide
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._run.manual_axes import checked_axes, devices
+from cavs._stages.cotangents import mask_rows
 
 
 def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
@@ -52,8 +53,7 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
 
 
 def _read(table: jax.Array, ids: jax.Array) -> jax.Array:
-    valid = (ids >= 0).reshape(-1, *(1,) * (table.ndim - 1))
-    return jnp.where(valid, table.at[jnp.maximum(ids, 0)].get(mode="fill"), jnp.zeros((), table.dtype))
+    return mask_rows(table.at[jnp.maximum(ids, 0)].get(mode="fill"), ids >= 0)
 
 
 def _read_once(table: jax.Array, ids: jax.Array) -> jax.Array:

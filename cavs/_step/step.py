@@ -11,21 +11,11 @@ from cavs._feed.batches import Batches
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.bytes import (
-    bytes_of,
-)
+from cavs._memory.bytes import bytes_of
 from cavs._memory.divided import Collate, Loss
-from cavs._memory.fit import (
-    compiler_options as compiler_options_of,
-)
-from cavs._memory.plan_batch import (
-    BatchPlan,
-    chosen,
-    divided,
-)
-from cavs._memory.search import (
-    BatchGradient,
-)
+from cavs._memory.fit import compiler_options as compiler_options_of
+from cavs._memory.plan_batch import BatchPlan, chosen, divided
+from cavs._memory.search import BatchGradient
 from cavs._step.compiled_step import Metrics, OneStep, State, Step
 from cavs._step.concurrent_jit import shapes_of
 
@@ -195,8 +185,6 @@ def step(
     if fun is None:
         how = {"memory": memory, "loss": loss, "collate": collate, "axis": axis}
         return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options, tune=tune, **how)
-    if not callable(fun):
-        raise TypeError(f"step: fun: got a {type(fun).__name__}; expected a function fun(state, batch). Write @cavs.data.step.")
     if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
         raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
     if compiler_options is not None and not isinstance(compiler_options, Mapping):
@@ -207,7 +195,7 @@ def step(
     if (memory is None) != (loss is None):
         given, other = ("loss", "memory='2GiB'") if memory is None else ("memory", "loss=loss")
         raise TypeError(f"step: {given}: got it alone; expected memory and loss together. Write {other}, too, or neither.")
-    check_takes("step: fun", fun, "state", "batch", *["loss"] * (loss is not None))
+    check_takes("step: fun", fun, "state", "batch", *["loss"] * (loss is not None), write="@cavs.data.step")
     budget = bytes_of(memory, "step", "memory")
     if budget is None or loss is None:
         return Step(fun, unroll, donate, compiler_options, tune)

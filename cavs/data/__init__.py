@@ -7,9 +7,7 @@ from cavs._feed.batches import Batches as Batches
 from cavs._feed.loader import Loader as Loader
 from cavs._feed.settings import Sample as Sample
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
-from cavs._fit.keeper import (
-    Keeper as Keeper,
-)
+from cavs._fit.keeper import Keeper as Keeper
 from cavs._fit.kept import (
     Evaluated as Evaluated,
     KeeperError as KeeperError,
@@ -55,11 +53,6 @@ from cavs._step.host_memory import (
     keep_host_memory as keep_host_memory,
 )
 from cavs._step.log import Log as Log, json_lines as json_lines, tensorboard as tensorboard
-from cavs._step.rows import (
-    rows as rows,
-)
+from cavs._step.rows import rows as rows
 from cavs._step.step import StepInBudget as StepInBudget, step as step
-from cavs._step.total import (
-    mean as mean,
-    total as total,
-)
+from cavs._step.total import mean as mean, total as total

@@ -186,7 +186,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_options(parser: Parser, options: type[RunOptions]) -> None:
-    """Adds the options of a recipe."""
     kinds = kinds_of(options)
     for field in dataclasses.fields(options):
         name, kind, text = field.name, kinds[field.name], field.metadata["help"].replace("%", "%%")

@@ -15,12 +15,11 @@ from cavs._engines.native.values import Shift
 from cavs._engines.scan.task import Kind, empty_cuts
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
-from cavs._jaxpr.jaxprs import Var
+from cavs._jaxpr.jaxprs import Arrays, Var
 from cavs._schedule.shape import slots_of
 from cavs._stages.tensors import Rows
 from cavs.kernels import NATIVE_LEVELS, native_call
 
-Arrays = list[jax.Array]
 # Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
 _FIELDS = (
     "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
@@ -57,8 +56,7 @@ class NativeCall:
         self._kinds[k] = lowered_kind
         rows = self.rows[k]
         self.inputs[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
-        crossing = (x for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
-        self.inputs |= {("crossing", k, c): x for c, x in enumerate(crossing)}
+        self.inputs |= {("crossing", k, c): x for c, x in enumerate(eager[: len(part.recurrent.cross)])}
         if lowered_kind is not None:
             self.inputs |= static_arrays(lowered_kind, part, k, statics)
 

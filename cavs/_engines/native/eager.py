@@ -20,7 +20,7 @@ from cavs._engines.native.kinds import check_lowered
 from cavs._engines.scan.task import crossing_cts, kind_of, with_reuse, with_whole
 from cavs._function.split import Split, split_leaf
 from cavs._jaxpr.hold_back import hold_back
-from cavs._jaxpr.jaxprs import Var, is_var
+from cavs._jaxpr.jaxprs import Arrays, Var, is_var
 from cavs._jaxpr.memo import memoized
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import pull, static_variables
@@ -32,8 +32,6 @@ from cavs._stages.operands import Operand, in_parts
 from cavs._stages.saved import Transpose
 from cavs._stages.tensors import RowSpan, Values
 from cavs.kernels import Unfit
-
-Arrays = list[jax.Array]
 
 
 @memoized

@@ -26,14 +26,13 @@ from cavs._engines.scan.task import StateCotangents, Totals
 from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.hold_back import hold_back
-from cavs._jaxpr.jaxprs import is_var
+from cavs._jaxpr.jaxprs import Arrays, is_var
 from cavs._schedule.schedule import Filled, Schedule, Shape, in_total, padding_of
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Values
 from cavs.kernels import Target, Unfit, native_unavailable
 
-Arrays = list[jax.Array]
 # From this mean width of tasks on, the levels run what is eager: products are fast there, and results stay in the cache.
 WIDE_TASKS = 3
 

@@ -77,7 +77,7 @@ def lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers,
         tensors.forward_outputs(save)
     else:
         tensors.backward_outputs(cuts, dict(reused), dict(own))
-    return Lowered(kind_program(low.ops, tensors.written), needed(static, statics, set())[0], statics, constants)
+    return Lowered(kind_program(low.ops, tensors.written), needed(static, statics)[0], statics, constants)
 
 
 def check_lowered(part: Split, kind: int) -> None:

@@ -162,7 +162,8 @@ class Lowering:
 
     def _move(self, eqn: Eqn, domain: Domain) -> None:
         """Moves elements: by other views of the same memory if possible, by copies otherwise."""
-        if eqn.primitive.name in ("concatenate", "stack") and math.prod(_before_axis(eqn)) == 1:
+        axis = eqn.params.get("dimension", eqn.params.get("axis"))
+        if eqn.primitive.name in ("concatenate", "stack") and math.prod(eqn.invars[0].aval.shape[:axis]) == 1:
             parts = [(self.values[x] if is_var(x) else self.view(x, domain), _size(x)) for x in eqn.invars]
             self.values[eqn.outvars[0]] = Parts(parts)
             letter(eqn.outvars[0])
@@ -279,8 +280,3 @@ class Lowering:
 
 def _size(x: Atom) -> int:
     return int(np.prod(x.aval.shape, dtype=np.int64))
-
-
-def _before_axis(eqn: Eqn) -> Sequence[int]:
-    axis = eqn.params["axis" if eqn.primitive.name == "stack" else "dimension"]
-    return eqn.invars[0].aval.shape[:axis]

@@ -25,7 +25,6 @@ def letter(x: Atom) -> str:
 
 
 def letter_of(dtype: np.dtype) -> str:
-    """Returns the `letter` of a dtype."""
     for name, supported in (("f", jnp.float32), ("i", jnp.int32), ("b", jnp.bool_)):
         if dtype == supported:
             return name

@@ -31,8 +31,6 @@ class Written(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class KindProgram:
-    """The program of a kind."""
-
     segments: list[Segment]  # the operations, in the order in which the library runs them
     bases: dict[Base, int | None]  # all memory that they access, each with its slot of the arena; `None` if it lies elsewhere
     slots: list[Slot]  # the slots of the arena
@@ -161,7 +159,6 @@ def _with_copies(ops: Sequence[Op]) -> list[Op]:
 
 
 def _segments(ops: Sequence[Op]) -> list[Segment]:
-    """Returns the segments."""
     writers: dict[Base, list[int]] = {}
     producers: list[list[int]] = []  # of each operation, those whose results it reads
     earliest = []

@@ -100,14 +100,11 @@ def state_bounds(plan: FunctionPlan, leaves: bool = True) -> list[float]:
     # 2^-22 of it on each level, for which the range of float16 leaves room.
     bounded = [b if b < math.inf else max(of_leaf, 1.0) for b, of_leaf in zip(plain, of_leaves, strict=True)]
     everywhere = [max(both) for both in zip(bounded, of_leaves, strict=True)]
-    while (kept := _held(everywhere, _scattered(inner, dict(enumerate(everywhere))))) != everywhere:
-        everywhere = kept
+    assumed = None
+    while assumed != everywhere:  # those of children that the bounds found of their parents do not exceed
+        assumed, found = everywhere, _scattered(inner, dict(enumerate(everywhere)))
+        everywhere = [a if b <= a else math.inf for a, b in zip(assumed, found, strict=True)]
     return everywhere if leaves else [min(both) for both in zip(plain, everywhere, strict=True)]
-
-
-def _held(assumed: list[float], found: list[float]) -> list[float]:
-    """Returns the bounds that were assumed of children, where those found of their parents are no larger; else infinity."""
-    return [a if b <= a else math.inf for a, b in zip(assumed, found, strict=True)]
 
 
 def _scattered(roles: Sequence[RoleProgram], of_children: Mapping[int, float]) -> list[float]:

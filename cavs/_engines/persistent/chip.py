@@ -42,8 +42,6 @@ MEASURED = Layouts()  # no overrides
 
 
 class LaunchOptions(NamedTuple):
-    """How launches run."""
-
     target: Target  # the GPU
     interpret: str | None = None  # see `LaunchConfig`
     layouts: Layouts = MEASURED  # overrides of the layouts on the chip
@@ -245,7 +243,6 @@ def half_of(target: Target) -> Target:
 
 
 def num_thread_blocks(program: LevelProgram, config: LaunchConfig) -> int:
-    """Returns the number of thread blocks of a launch."""
     return program.unit // config.hb * config.groups
 
 

@@ -1,6 +1,7 @@
 """Rewrites of a vertex's equations into those that the persistent kernels compute."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from cavs._function.children import spread, spread_p
 from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
 from cavs._function.products import exponent_of, inverse_scale, root_of_product
 from cavs._function.unroll import opened_calls, trace
+from cavs._jaxpr.equations import renamed, shape_of
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs.kernels import REDUCTIONS, is_product
 
@@ -118,11 +120,6 @@ def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:
 
 def _traced(fn: Callable[..., object], invars: Sequence[Atom], outvars: Sequence[Var]) -> list[Eqn]:
     """Returns the equations of `outvars = fn(*invars)`."""
-    program, _, _ = trace(fn, *[jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in invars])
-    rename = dict(zip(program.invars, invars, strict=True)) | dict(zip(program.outs, outvars, strict=True))
-    return [
-        e.replace(
-            invars=[rename.get(x, x) if is_var(x) else x for x in e.invars], outvars=[rename.get(v, v) for v in e.outvars]
-        )
-        for e in program.eqns
-    ]
+    program, _, _ = trace(fn, *map(shape_of, invars))
+    names: dict[Any, Any] = dict(zip((*program.invars, *program.outs), (*invars, *outvars), strict=True))
+    return [renamed(e, names) for e in program.eqns]

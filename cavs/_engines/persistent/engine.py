@@ -15,7 +15,7 @@ from cavs._engines.persistent.bounds import gathered_operands, powers_of_operand
 from cavs._engines.persistent.chip import MEASURED, WIDE, LaunchOptions, Layouts, can_stay, configure, source, too_wide
 from cavs._engines.persistent.launch import LaunchArrays, gathered, launch, leaf_exponent, parents, some_rows
 from cavs._engines.persistent.launch_calls import marked
-from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, forward_of, recurrence_of
+from cavs._engines.persistent.lower import OF_PARENTS, PARENT, PARENT_SLOT, Recurrence, forward_of, recurrence_of
 from cavs._engines.persistent.wide_levels import possible
 from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents
@@ -117,7 +117,7 @@ class Persistent(Engine):
         (k,) = inner
         part, static = batch.parts[k], statics[k]
         recurrence = forward_of(batch.plan, batch.kinds[k], sched.shape, save, batch.job.target)
-        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
+        crossing = eager[k][: len(part.recurrent.cross)]
         if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
             static, crossing = barrier((static, crossing))
         tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
@@ -145,10 +145,10 @@ class Persistent(Engine):
         def at_leaves(launched: Launched) -> Floats:
             return cotangents_at_leaves(self, batch, k, launched, saved, cotangents)
 
-        def rest(before: list[jax.Array]) -> Gradients:
+        def rest(before: Arrays) -> Gradients:
             return _gradients(batch, k, saved, cotangents, launched, before)
 
-        up = {name: x for name, x in launched.out.items() if name.role in (TensorRole.TO_SLOT, TensorRole.TO_EDGE)}
+        up = {name: x for name, x in launched.out.items() if name.role in OF_PARENTS}
         large = sum(sched.shape.leaves) * sum(x[0].nbytes for x in up.values()) >= MANY_BYTES
         if not large and not batch.job.options.in_parts:
             return BackwardLevels(at_leaves(launched), rest)
@@ -162,7 +162,7 @@ def _of_no_rows(batch: Batch, k: int, save: bool) -> tuple[Arrays, Arrays]:
     """Returns what the backward and the lazy part read of kind `k` if it has no vertices with children."""
     part, rows, zeros = batch.parts[k], batch.rows[k], batch.zeros
     kept = [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
-    edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
+    edge = [domain == EDGE for domain in part.extra_domain]
     tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
     return kept, [rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)]
 
@@ -215,22 +215,18 @@ def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cota
     recurrence = recurrence_of(batch.plan, batch.kinds[k], False, sched.shape.forest, target=batch.job.target)
     tensors = {Tensor(TensorRole.PUSHED, i): x for i, x in cotangents.states.items() if i in recurrence.pushed}
     tensors |= {Tensor(TensorRole.STATE, i): x for i, x in enumerate(saved.states)}
-    crossing = [x for v, x in zip(part.eager.outs, saved.eager_rows[k], strict=True) if v in part.recurrent.cross]
-    tensors |= {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
+    tensors |= {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(saved.eager_rows[k][: len(part.recurrent.cross)])}
     kept = [Tensor(TensorRole.KEPT, n) for n in range(len(part.forward.keep))]
     kept += [Tensor(TensorRole.REPLACED, m) for m in recurrence.replaced]
     tensors |= dict(zip(kept, saved.kept[k], strict=False))
     tensors |= {Tensor(TensorRole.EXTRA, n): x for n, x in enumerate(saved.extras[k])}
     for i, v in part.reverse.extra_cts.items():
-        edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
-        zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
+        zero = jnp.zeros((rows.edges if part.extra_domain[i] == EDGE else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
     return engine.launched(batch, k, recurrence, LaunchArrays(saved.statics[k], tensors, [], cotangents.row))
 
 
-def _gradients(
-    batch: Batch, k: int, saved: Saved, cotangents: Cotangents, launched: Launched, before: list[jax.Array]
-) -> Gradients:
+def _gradients(batch: Batch, k: int, saved: Saved, cotangents: Cotangents, launched: Launched, before: Arrays) -> Gradients:
     """Adds what the levels of kind `k` contribute: one lazy batch of all rows, and the eager part's transpose.
 
     `before`: gradients that the lazy batch waits for, unless memory is at stake. It waits for those of the eager part, too, as

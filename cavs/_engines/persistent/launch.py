@@ -21,6 +21,7 @@ from cavs._engines.persistent.lower import (
     EDGE_COUNT,
     EDGE_PAD,
     NUM_CHILDREN,
+    OF_PARENTS,
     PAD,
     PARENT,
     PARENT_COUNT,
@@ -29,7 +30,6 @@ from cavs._engines.persistent.lower import (
     PUSHED_ROW,
     STATE_ROW,
     Recurrence,
-    is_sparse,
 )
 from cavs._engines.persistent.wide_levels import count_wide_levels, launch_configs
 from cavs._function.domains import EDGE
@@ -38,6 +38,8 @@ from cavs._function.products import exponent_of, scale_to
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.schedule import Schedule
+from cavs._stages.cotangents import mask_rows
+from cavs._stages.entrance import fixed
 from cavs._stages.tensors import Rows as KindRows, get_rows
 from cavs.kernels import (
     COLUMNS,
@@ -110,8 +112,7 @@ def leaf_exponent(state: jax.Array, sched: Schedule, least: float = 0.0) -> jax.
     `state`: (rows, ...). The rows of the leaves must have been written.
     """
     leaves = state[: sched.shape.pad + sum(sched.shape.leaves)]
-    of_batch = jnp.arange(len(leaves)) < sched.task_row[0]
-    return exponent_of(jnp.where(of_batch.reshape(-1, *(1,) * (state.ndim - 1)), leaves, 0), least)
+    return exponent_of(mask_rows(leaves, jnp.arange(len(leaves)) < sched.task_row[0]), least)
 
 
 def _constants(
@@ -122,7 +123,7 @@ def _constants(
     `exponents`: of the states that are scaled, those of the leaves.
     """
     part, program = recurrence.part, recurrence.program
-    env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
+    env = fixed(part, statics)
     if recurrence.factor is not None:
         env[recurrence.factor] = scale_to(functools.reduce(jnp.maximum, exponents), PRECISIONS[recurrence.precision].largest)
     evaluate(recurrence.static_eqns, env, {})
@@ -143,7 +144,7 @@ def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
             n = rows.edges + (2 * rows.edge_pad if written.base == EDGE_PAD else 0)
         else:
             n = rows.size + 2 * rows.pad if written.base == PAD else written.copies * rows.size
-        sparse = is_sparse(name)
+        sparse = name.role in OF_PARENTS
         base = None if sparse else written.base
         outputs[name] = Output(n, width, stored_dtype(written.value.aval), written.domain, base, sparse)
     return outputs
@@ -265,11 +266,10 @@ def gathered(tensor: jax.Array, up: dict[Index, jax.Array], index: Index, n: int
     # `parent_edge` lists edges child after child: a sorted segment sum.
     at, ends = jnp.arange(edge.shape[0]), first + count
     child = jnp.clip(jnp.searchsorted(ends, at, side="right"), 0, n)
-    rows = jnp.where((edge >= 0)[:, None], get_rows(flat, jnp.maximum(edge, 0)), 0)
-    total = jax.ops.segment_sum(rows, jnp.where(at < ends[-1], child, n), n, indices_are_sorted=True)
+    total = jax.ops.segment_sum(some_rows(flat, edge), jnp.where(at < ends[-1], child, n), n, indices_are_sorted=True)
     return total.reshape(n, *tensor.shape[1:])
 
 
 def some_rows(x: jax.Array, number: jax.Array) -> jax.Array:
     """Returns the rows of `x` with these numbers, zeros where a number is negative."""
-    return jnp.where((number >= 0).reshape(-1, *(1,) * (x.ndim - 1)), get_rows(x, jnp.maximum(number, 0)), 0)
+    return mask_rows(get_rows(x, jnp.maximum(number, 0)), number >= 0)

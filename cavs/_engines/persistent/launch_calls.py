@@ -20,7 +20,7 @@ from cavs._engines.persistent.chip import LaunchOptions, half_layout, launch_cos
 from cavs._engines.persistent.lower import Recurrence
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Eqn, Var
-from cavs._jaxpr.ruled import Flat, Rules, as_call, call, pushed, ruled_p
+from cavs._jaxpr.ruled import Flat, Rules, as_call, call, ruled_p
 from cavs._schedule.schedule import Shape
 from cavs.kernels import LaunchConfig, persistent
 
@@ -74,12 +74,7 @@ def run_launches(
             costs = (launch_cost(program, c, shape) for c in (config, configs[0]))
             return Half(flat(functools.partial(launch, config)), *costs)
 
-        return LaunchRules(
-            whole,
-            lambda primals, tangents: pushed(whole, primals, tangents),
-            lambda over, dims, operands: over(whole, tuple(dims))(*operands),
-            halve=halve,
-        )
+        return LaunchRules.plain(whole, halve=halve)
 
     return as_call(rules)(list(weights.values()), arrays.values())
 
@@ -94,18 +89,7 @@ class LaunchMark(Rules):
 
 def marked(flag: jax.Array, job: Job, recurrence: Recurrence) -> jax.Array:
     """Returns the flag of a launch, marked in the jaxpr."""
-
-    def same(x: jax.Array) -> list[jax.Array]:
-        return [x]
-
-    rules = LaunchMark(
-        same,
-        lambda primals, tangents: pushed(same, primals, tangents),
-        lambda over, dims, operands: over(same, tuple(dims))(*operands),
-        job=job,
-        recurrence=recurrence,
-    )
-    return call(rules, flag)[0]
+    return call(LaunchMark.plain(lambda x: [x], job=job, recurrence=recurrence), flag)[0]
 
 
 def is_mark(eqn: Eqn) -> bool:

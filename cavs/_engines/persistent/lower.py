@@ -58,7 +58,8 @@ EDGE_CHILD, EDGE_COUNT = Index(IndexRole.EDGE_CHILD), Index(IndexRole.EDGE_COUNT
 PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
 PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
 PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(TensorRole.NUM_CHILDREN)
-_OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
+# What parents write for their children. It is read only by indices, so its padding rows may hold anything.
+OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
 # The estimated microseconds of a launch in tf32 from which on scaled float16 is used. A launch then takes 0.7 of the time, but
 # finding the largest number and copying the leaves take about 20 us. One H100, 2026-11-28, Tree-FC: with hidden 1024 and batch
 # 64 (257 us estimated), the launch takes 159 -> 113 us and a step 436 -> 405; with 512 and 16 (96), 27 -> 21 and 97 -> 98.
@@ -159,7 +160,7 @@ class Recurrence:
         """Returns the equations that this direction's outputs need."""
         part = self.part
         if self.forward:
-            return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept], set())[0]
+            return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept])[0]
         outputs = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts, *self.operands]
         return needed(part.joint.program.eqns, outputs, part.joint.available)[0]
 
@@ -212,9 +213,8 @@ class Recurrence:
         if self.forward:
             for i, v in enumerate(part.forward.states):
                 put(v, Tensor(TensorRole.STATE, i), STATE_ROW)
-            for n, v in enumerate(part.forward.extra):
-                edge = part.role.domain.get(part.recurrent.extra[n]) == EDGE
-                put(v, Tensor(TensorRole.EXTRA, n), None, domain=EDGE if edge else ROW)
+            for n, (v, domain) in enumerate(zip(part.forward.extra, part.extra_domain, strict=True)):
+                put(v, Tensor(TensorRole.EXTRA, n), None, domain=domain)
             together = {n: (m, column) for m, columns in self.replaced.items() for n, column in columns.items()}
             for n, v in enumerate(self.kept):
                 base, domain = EDGE_PAD if domains.get(v) == EDGE else PAD, domains.get(v, STATIC)
@@ -256,11 +256,6 @@ class Recurrence:
         read = {part.recurrent.slots[j]: v.aval for j, v in part.reverse.ct_slots.items()}
         types = {i: shape for (_, i), shape in read.items()}
         return [(slot, i, shape) for i, shape in types.items() for slot in range(self.arity) if (slot, i) not in read]
-
-
-def is_sparse(tensor: Tensor) -> bool:
-    """Returns whether a tensor is read only by indices, so that its padding rows may hold anything."""
-    return tensor.role in _OF_PARENTS
 
 
 def _summed_operands(part: Split) -> list[Var]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cavs._engines.persistent.bounds import gathered_states
-from cavs._function.domains import EDGE, STATIC, domain_of
+from cavs._function.domains import EDGE
 from cavs._function.evaluate import matrix_product
 from cavs._function.keeping import lazy_reads
 from cavs._function.split import Split
@@ -136,7 +136,6 @@ def halved_states(part: Split, forward: LevelProgram, backward: LevelProgram) ->
                 states(y, product and eqn.primitive.name in _ROUNDED_TERM_BY_TERM)
 
     for use in part.reverse.uses:
-        axes = [STATIC if domain_of(x, part.role.domain) == STATIC else use.domain for x in use.eqn.invars]
         for x in use.operands.values():
-            states(x, matrix_product(use.eqn, axes) is not None)
+            states(x, matrix_product(use.eqn, part.role.domain) is not None)
     return sorted(read - exact)

@@ -11,7 +11,7 @@ from jax import lax
 from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
 from cavs._engines.scan.reverse import backward_levels
 from cavs._function.domains import EDGE, ROW, Domain
-from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.evaluate import column, evaluate, turned_weights, value_at
 from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import overwritten_rows
 from cavs._function.plan import FunctionPlan
@@ -114,7 +114,7 @@ class Scan(Engine):
             written = []
             for n, (b, x, lv) in enumerate(zip(tensors[k], values, kind.level, strict=True)):
                 if n in kind.over:  # rows after the task's are read by later tasks
-                    in_task = (jnp.arange(x.shape[0]) < count[lv]).reshape(-1, *(1,) * (x.ndim - 1))
+                    in_task = column(jnp.arange(x.shape[0]) < count[lv], x)
                     x = jnp.where(in_task, x, together([before[kind.over[n]]], x.shape[1:]))
                 written.append(write(b, x, span.edge_start if lv == EDGE else span.start))
             return states, [written if j == k else x for j, x in enumerate(tensors)]

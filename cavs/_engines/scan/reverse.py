@@ -143,7 +143,6 @@ def _rows_of_states(kind: Kind, sched: Schedule, g: jax.Array) -> jax.Array:
 
 
 def rounds_back(loop: Loop, tasks: jax.Array, g: StateCotangents, totals: Totals) -> Rounds:
-    """Runs all rounds."""
     rounds = jnp.asarray(loop.sched.num_rounds, jnp.int32)
     # (rounds * kinds * classes + 1,) the first task of each loop, and the end of the last
     begins = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.asarray(loop.sched.round_end).reshape(-1)])

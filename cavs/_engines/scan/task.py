@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from cavs._function.cut_parts import StoredCuts, stored_cuts
 from cavs._function.domains import EDGE, ROW, Domains
-from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.evaluate import column, evaluate, turned_weights, value_at
 from cavs._function.keeping import reused
 from cavs._function.split import Split
 from cavs._function.vertex import Optimizations
@@ -143,13 +143,13 @@ def run_task(
     in_task, edges_in_task = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
     values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.cuts.domain.items()}
     for v, i in kind.own.items():  # rows that are not the task's may belong to its children, or others
-        g = g | {i: write(g[i], _rows_where(in_task, values[v], env[part.reverse.state_cts[i]]), row)}
+        g = g | {i: write(g[i], jnp.where(column(in_task, values[v]), values[v], env[part.reverse.state_cts[i]]), row)}
     g = _with_children(kind, g, span, in_task, edges_in_task, env)
     new_cuts = []
     for v, b in zip(kind.stored, cuts[kind.number], strict=True):
         edge, value = kind.level[v] == EDGE, values[v]
         if v in kind.reused:  # rows of the span that are not the task's still hold what the forward kept
-            value = _rows_where(edges_in_task if edge else in_task, value, before[v])
+            value = jnp.where(column(edges_in_task if edge else in_task, value), value, before[v])
         value = together([value], b.shape[1:])  # it may lie where several kept values were
         new_cuts.append(write(b, value, edge_start if edge else start))
     cuts, totals = list(cuts), list(totals)
@@ -160,13 +160,7 @@ def run_task(
     return g, cuts, totals
 
 
-def _rows_where(mask: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
-    """Returns the rows of `value` where `mask`, and of `before` elsewhere."""
-    return jnp.where(mask.reshape(-1, *(1,) * (value.ndim - 1)), value, before)
-
-
 def is_leaf(kind: Kind, sched: Schedule) -> bool:
-    """Returns whether the rows of a kind are leaves."""
     return kind.number >= len(sched.shape.kinds)
 
 
