@@ -10,6 +10,7 @@ import numpy as np
 
 from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import check_child_function, score_and_value
+from cavs._function.misuse import call_pure
 from cavs._function.raw_keys import from_stored, stored_aval
 from cavs._function.vertex import Pushed, Vertex, VertexFunction, check_function
 from cavs._graphs.arguments import check_graphs
@@ -116,7 +117,7 @@ def at_vertex(
 ) -> tuple[PyTree, PyTree]:
     """(state, pushes) of the vertex in a flat row, from its row of the inputs, and the edges to and states of its children."""
     v = _PlainVertex(F, F.state_avals(params, inputs), inputs, edges, children)
-    F.fns[kind_of(F, graphs, row)](params, v)
+    call_pure(F.fns[kind_of(F, graphs, row)], params, v)
     if v.scattered is None or not v.pushed:
         method = "scatter" if v.scattered is None else "push"
         raise ValueError(f"interpret: F: got no {method} at row {row}; expected one. Write v.{method}(...).")
