@@ -64,8 +64,8 @@ MSG_SIDE_EFFECTS = (
     "work; otherwise push the value."
 )
 MSG_CHANGES = (
-    "F changes params at {}{}; expected a function that only reads them. F is traced once, so all vertices and all calls of run "
-    "would see the same change: a Flax NNX dropout that counts would use one mask for all. Write a new name for what F "
+    "F changes params at {}{}; expected a function that only reads them. F is traced once, so all vertices and all calls of "
+    "run would see the same change: a Flax NNX dropout that counts would use one mask for all. Write a new name for what F "
     "computes, and pass keys among the inputs: dropout(h, rngs=v.pull('key'))."
 )
 # By the generator of keys, what JAX computes for a batch of keys from the first of them.
