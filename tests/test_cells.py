@@ -80,6 +80,29 @@ def test_nnx_cells() -> None:
     assert_close(got, recurrence(lambda carry, x: cell(carry, x), start, X[:7]), 1e-12)
 
 
+def test_nnx_modules_that_change_are_refused_and_take_keys() -> None:
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+
+    def dropping(module: Any, v: cavs.Vertex) -> None:
+        h = module(v.pull("x"), rngs=v.pull("key"))
+        v.scatter(h)
+        v.push(h)
+
+    def counting(module: Any, v: cavs.Vertex) -> None:
+        v.scatter(module(v.pull("x")))
+        v.push(v.pull("x"))
+
+    rows = {"x": np.ones((7, E)), "key": jax.random.split(jax.random.key(0), 7)}
+    module, function = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), cavs.VertexFunction(counting, state=(E,))
+    with pytest.raises(TypeError, match=r"F changes params at \.rngs\.count.*rngs=v.pull\('key'\)"):
+        cavs.run(function, module, SCHED, rows)
+    with pytest.raises(TypeError, match=r"F changes params at \.rngs\.count"):
+        cavs.interpret(function, module, CHAINS, rows)
+    masked = np.asarray(cavs.run(cavs.VertexFunction(dropping, state=(E,)), module, SCHED, rows))
+    assert len(np.unique(masked, axis=0)) > 1  # not one mask for all vertices
+    assert_close(masked, cavs.interpret(cavs.VertexFunction(dropping, state=(E,)), module, CHAINS, rows), 1e-12)
+
+
 def test_linen_cells() -> None:
     linen = pytest.importorskip("flax.linen", reason="flax is not installed")
     cell = linen.GRUCell(H, dtype=jnp.float64, param_dtype=jnp.float64)

@@ -64,6 +64,19 @@ def test_a_failing_assertion_names_its_vertex() -> None:
     assert error.value.__notes__ == ["in F at vertex 4 of graph 1 (row 6, level 2)"]
 
 
+def test_f_may_change_the_states_that_it_gathers() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        first = v.gather(0)
+        first["h"] = 2 * first["h"] + v.pull()
+        added = v.gather_all(lambda state: state.update(h=state["h"] + 1) or state["h"])
+        v.scatter(first)
+        v.push(added + v.gather(1)["h"])
+
+    function = made(fn, state={"h": (E,)})
+    got = cavs.run(function, PARAMS, cavs.schedule(GRAPHS_), X)
+    np.testing.assert_allclose(cavs.interpret(function, PARAMS, GRAPHS_, X), got, rtol=1e-12)
+
+
 def test_leaves_that_are_not_arrays_are_named() -> None:
     with pytest.raises(TypeError, match=r"params: got a function at \['f'\]; expected only arrays of numbers. For an Equi"):
         cavs.interpret(made(cell), {"f": lambda x: x}, GRAPHS_, X)

@@ -378,6 +378,20 @@ def test_files_of_another_run_of_nan_and_of_other_states_are_refused(tmp_path: P
         cavs.data.read_run(tmp_path)
 
 
+def test_the_best_may_have_leaves_of_any_dtype(tmp_path: Path) -> None:
+    best = {"w": jnp.ones(2, jnp.bfloat16), "key": jax.random.key(3), "z": jnp.ones(2, jnp.complex64), "n": jnp.int8(1)}
+    with keep(tmp_path) as keeper:
+        keeper.restore(start())
+        keeper.score(start(), {"loss": 0.4}, best=best)
+        got = keeper.restore_best(best)
+        assert all(a.dtype == got[name].dtype and (a == got[name]).all() for name, a in best.items())
+    with keep(tmp_path / "nan") as keeper:
+        keeper.restore(start())
+        keeper.score(start(), {"loss": 0.4}, best=best | {"z": jnp.array([1, jnp.nan * 1j], jnp.complex64)})
+    with pytest.raises(cavs.data.KeeperError, match=r"got NaN or infinity at \['z'\]"):
+        cavs.data.restore_best(tmp_path / "nan", best)
+
+
 def test_a_changed_file_of_the_data_and_other_versions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").write_text("1")
     run(keep(tmp_path / "run", files=[str(tmp_path / "data")]))

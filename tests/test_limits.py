@@ -182,6 +182,10 @@ CASES = {
     "NumPy functions of traced values inside `F`": case(
         "test_limits.py, line", lambda _: run(of(lambda p, v: np.tanh(v.gather(0))))
     ),
+    "a change of `params` inside `F`, such as the counter of a Flax NNX dropout": case(
+        r"F changes params at \['w'\] .*test_limits.py, line .*that only reads them",
+        lambda _: run(of(lambda p, v: p.update(w=2 * p["w"]) or v.gather(0))),
+    ),
     "side effects inside `F`, such as `jax.debug.print`": case(
         "side effects .*test_limits.py, line",
         lambda _: run(of(lambda p, v: (jax.debug.print("{}", v.gather(0)), v.gather(0))[1])),

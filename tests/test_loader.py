@@ -400,3 +400,16 @@ def test_without_a_seed_batches_are_in_the_order_of_the_data(last):
     loader = cavs.data.Loader(graphs, 3, seed=None, last=last, steps=1, collate=lambda s: s.numbers[s.present])
     for _ in range(2):
         assert np.concatenate([*loader]).tolist() == list(range(6 if last == "drop" else 7))
+
+
+@pytest.mark.parametrize("how", [{"ahead": 0}, {"ahead": 2}, {"ahead": 2, "steps": 2}], ids=str)
+def test_collate_may_fill_the_same_array_again(how: dict[str, int]) -> None:
+    graphs, rows = cavs.from_lengths([1] * 10), np.zeros(2, np.int32)
+
+    def collate(sample: Any) -> Any:
+        rows[:] = sample.numbers
+        return sample.sched, rows
+
+    loader = cavs.data.Loader(graphs, 2, collate=collate, shuffle=False, **{"steps": 1} | how)
+    batches = [batch.tree if isinstance(batch, cavs.data.Batches) else batch for batch in loader]
+    assert np.concatenate([np.ravel(x) for _, x in batches]).tolist() == [*range(10)]

@@ -106,6 +106,34 @@ def test_reports_are_due_after_some_time_and_errors_of_writers_are_raised() -> N
         cavs.data.Log(loader, "log.jsonl")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("values", "error", "match"),
+    [
+        ((np.float32(1), np.float32(0.5)), TypeError, r"got {'loss': \('float32', 'float32'\)}; expected an array"),
+        ({"a": {"b": np.float32(1)}}, TypeError, "Write {'loss': loss, 'accuracy': accuracy}"),
+        ({"loss": None}, TypeError, "got {'loss': 'NoneType'}"),
+        ({"loss": np.complex64(1)}, TypeError, "dict of real arrays"),
+        ({"loss": np.float32(1), "epoch": np.float32(7)}, ValueError, "got the metric 'epoch'; expected other names than step"),
+    ],
+)
+def test_values_that_are_no_metrics_are_refused(values: Any, error: type[Exception], match: str) -> None:
+    """The mean of a loss and an accuracy was reported as the loss."""
+    log = cavs.data.Log(cavs.data.Loader(GRAPHS, 2, steps=1), lambda report: None)
+    log(values)
+    with pytest.raises(error, match=match):
+        log.close()
+
+
+def test_json_lines_begin_on_a_line_of_their_own(tmp_path: Path) -> None:
+    for before, lines in (("", 1), ('{"step": 1}\n', 2), ('{"step": 1}\n{"st', 3)):
+        (tmp_path / "log").write_text(before)
+        write = cavs.data.json_lines(tmp_path / "log")
+        write({"step": 2})
+        write({"step": 3})
+        assert [json.loads(line)["step"] for line in (tmp_path / "log").read_text().splitlines()[-2:]] == [2, 3]
+        assert len((tmp_path / "log").read_text().splitlines()) == lines + 1
+
+
 def test_json_lines_are_json(tmp_path: Path) -> None:
     cavs.data.json_lines(tmp_path / "log")({"step": 1, "loss": float("nan")})
     assert json.loads((tmp_path / "log").read_text())["loss"] is None

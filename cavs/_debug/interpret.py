@@ -10,6 +10,7 @@ import numpy as np
 
 from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import check_child_function, score_and_value
+from cavs._function.misuse import call_pure
 from cavs._function.raw_keys import from_stored, stored_aval
 from cavs._function.vertex import Pushed, Vertex, VertexFunction, check_function
 from cavs._graphs.checks import vertex_at
@@ -30,7 +31,7 @@ class _PlainVertex(Vertex):
         tree = function.state_tree
         stored = [jnp.zeros(a.shape, a.dtype) for a in map(stored_aval, avals)]
         zero = tree.unflatten(map(from_stored, stored, function.key_impls))
-        slots = [children[k] if k < len(children) else zero for k in range(function.arity)]
+        slots = [_copied(children[k] if k < len(children) else zero) for k in range(function.arity)]
         edge = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), edges)
         super().__init__(function, avals, inputs, edge, slots, np.int32(len(children)), stored, not children)
         self._children, self._rows = children, edges
@@ -44,9 +45,9 @@ class _PlainVertex(Vertex):
             return super().gather_all(fn, reduce, edges)
         check_child_function(fn, edges, self._edges)
         if edges:
-            outs = [fn(child, jax.tree.map(lambda x, k=k: x[k], self._rows)) for k, child in enumerate(self._children)]
+            outs = [fn(_copied(child), jax.tree.map(lambda x, k=k: x[k], self._rows)) for k, child in enumerate(self._children)]
         else:
-            outs = [fn(child) for child in self._children]
+            outs = [fn(_copied(child)) for child in self._children]
         if reduce == "softmax":
             scores = jax.nn.softmax(_stack([score_and_value(o)[0] for o in outs]))
             return jax.tree.map(lambda *xs: jnp.tensordot(scores, _stack(xs), 1), *[o[1] for o in outs])
@@ -115,7 +116,7 @@ def at_vertex(
 ) -> tuple[PyTree, PyTree]:
     """(state, pushes) of the vertex in a flat row, from its row of the inputs, and the edges to and states of its children."""
     v = _PlainVertex(F, F.state_avals(params, inputs), inputs, edges, children)
-    F.fns[kind_of(F, graphs, row)](params, v)
+    call_pure(F.fns[kind_of(F, graphs, row)], params, v)
     if v.scattered is None or not v.pushed:
         method = "scatter" if v.scattered is None else "push"
         raise ValueError(f"interpret: F: got no {method} at row {row}; expected one. Write v.{method}(...).")
@@ -168,6 +169,11 @@ def checked_rows(name: str, rows: PyTree, count: int, noun: str) -> PyTree:
     if any(shape[:1] != (count,) for shape in shapes):
         raise ValueError(f"{name}: got leaves of shapes {shapes}; expected a first axis of {count}, one row per {noun}.")
     return rows
+
+
+def _copied(state: PyTree) -> PyTree:
+    """Returns a state in new dicts and lists: F may change those that it gathers, which other parents gather, too."""
+    return jax.tree.map(lambda x: x, state)
 
 
 def _stack(values: Sequence[Any]) -> jax.Array:

@@ -1,5 +1,6 @@
 """From the plan of an epoch to batches on the device: schedules, `collate`, stacks, transfers."""
 
+import functools
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,15 @@ from cavs._graphs.pytree import PyTree
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape
+
+
+def _unshared(x: Any, stacks: Sequence[np.ndarray]) -> Any:
+    """Returns a copy of an array of `collate`, which may fill the same one again while this batch waits on the thread.
+
+    `stacks`: the integers of the schedules of a dispatch, which are new.
+    """
+    is_new = not isinstance(x, np.ndarray) or any(np.may_share_memory(x, stack) for stack in stacks)
+    return x if is_new else x.copy()
 
 
 class Delivery:
@@ -76,6 +86,7 @@ class Delivery:
             tree = self._one_or_several([Schedule(stack.reshape(*axes, -1), shape) for stack, shape in of_members])
         else:
             tree = joined((self._collated(planned, part, [s[i] for s in stacks], shapes) for i, part in enumerate(parts)), axes)
+            tree = tree if axes else jax.tree.map(functools.partial(_unshared, stacks=stacks), tree)  # a stack is a copy
         return Batches(tree, count, self._settings.mesh, np.int32(len(batches)) if self._counts(epoch, len(batches)) else None)
 
     def _counts(self, epoch: Epoch, batches: int) -> bool:

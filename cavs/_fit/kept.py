@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, TypedDict
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -25,6 +26,7 @@ from cavs._fit.evaluate import Sums
 from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import restore_checkpoint
+from cavs._jaxpr.equations import is_float
 from cavs._readers.files import open_regular, read_whole, write_whole
 from cavs._readers.npz import stored_arrays
 
@@ -200,7 +202,7 @@ def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
         raise KeeperError(f"{folder}: there is no {BEST} in it; expected a run that has finished an epoch.")
     (best, _), _ = read_checkpoint(path, like, run)
     for place, x in jax.tree_util.tree_leaves_with_path(best):
-        if not np.isfinite(np.asarray(x, np.float64) if x.dtype.kind in "fV" else 0).all():
+        if is_float(x) and not jnp.isfinite(x).all():
             raise KeeperError(f"{path}: got NaN or infinity at {jax.tree_util.keystr(place)}; expected finite numbers.")
     return best
 

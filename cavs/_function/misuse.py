@@ -63,6 +63,11 @@ MSG_SIDE_EFFECTS = (
     "particular order, or never. To print, use cavs.interpret(F, params, graphs, inputs), in which print and breakpoint() "
     "work; otherwise push the value."
 )
+MSG_CHANGES = (
+    "F changes params at {}{}; expected a function that only reads them. F is traced once, so all vertices and all calls of "
+    "run would see the same change: a Flax NNX dropout that counts would use one mask for all. Write a new name for what F "
+    "computes, and pass keys among the inputs: dropout(h, rngs=v.pull('key'))."
+)
 # By the generator of keys, what JAX computes for a batch of keys from the first of them.
 _OF_FIRST_KEY: dict[str, tuple[str, ...]] = {
     "rbg": ("random_bits", "random_gamma"),
@@ -112,6 +117,20 @@ def explained(error: Exception, who: str, inputs: PyTree, states: Sequence[jax.S
         return TypeError(MSG_CONTAINER.format(what=container, where=where, error=text, write=WRITE[container]))
     error.add_note(f"while F was traced for {who}{where}")
     return None
+
+
+def call_pure(fn: Callable[..., None], params: PyTree, v: Any) -> None:
+    """Calls F. Raises `TypeError` if it changes `params` in place."""
+    before = _leaves_by_path(params)
+    fn(params, v)
+    after = _leaves_by_path(params)
+    changed = [path for path in before | after if before.get(path) is not after.get(path)]
+    if changed:
+        raise TypeError(MSG_CHANGES.format(changed[0], defined(fn)))
+
+
+def _leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def check_outputs(v: Any, who: str, fn: Callable[..., None]) -> None:

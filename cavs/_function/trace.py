@@ -11,7 +11,7 @@ from cavs._function.common_subexpressions import merge_common_subexpressions
 from cavs._function.domains import EDGE, ROW, Domains, domains
 from cavs._function.fuse import fuse_products
 from cavs._function.joint import RoleProgram
-from cavs._function.misuse import check_outputs, check_program, defined, explained, role_name, short
+from cavs._function.misuse import call_pure, check_outputs, check_program, defined, explained, role_name, short
 from cavs._function.mixed import mixed_program
 from cavs._function.raw_keys import from_stored, stored_aval, to_stored
 from cavs._function.rewrite import fold_zeros, make_domains_explicit
@@ -121,7 +121,7 @@ def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, 
         states = [tree.unflatten(map(from_stored, s, function.key_impls)) for s in slots]
         v = Vertex(function, avals, inputs, edges, states, jnp.int32(0) if leaf else num_children, child, leaf, most)
         try:
-            fn(params, v)
+            call_pure(fn, params, v)
         except Exception as e:
             if (better := explained(e, who, inputs, avals)) is not None:
                 raise better from e

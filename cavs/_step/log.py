@@ -3,16 +3,18 @@
 import atexit
 import json
 import math
+import os
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from cavs._feed.loader import Loader
 from cavs._graphs.arguments import optional_module
@@ -23,6 +25,8 @@ from cavs._readers.files import check_path
 Record: TypeAlias = dict[str, float]
 Write: TypeAlias = Callable[[Record], object]
 
+# What a report says beside the metrics.
+OWN = "step epoch batch seconds steps_per_second vertices_per_second device waiting host".split()
 FLUSH = 5  # seconds until an event is in its file
 MSG_TENSORBOARD = "tensorboard: the package tensorboardX is not installed. Write: pip install tensorboardX, or log JSON lines."
 
@@ -61,7 +65,8 @@ class Log:
         writers: functions of a report. They are called from a thread.
         every: seconds between reports.
         metrics: `metrics(values)` returns a dict of floats, or of arrays with an axis of steps, for what the loop passes to the
-            log. By default a dict is taken as it is, and an array is the `loss`.
+            log. By default a dict is taken as it is, and an array is the `loss`. Other values raise a `TypeError` at the next
+            call, and names of the table above a `ValueError`.
         step: the training steps before this loop. By default `loader.seen`, so that a restored loop continues to count.
 
     Raises:
@@ -184,7 +189,7 @@ class _Report:
         if steps:
             self.busy += now - max(dispatched, self.finished)
             self.finished, self.steps = now, self.steps + steps
-            for name, x in self.metrics(values).items():
+            for name, x in _checked(self.metrics(values)).items():
                 total, count = self.sums.get(name, (0.0, 0))
                 self.sums[name] = (total + steps * float(np.mean(np.asarray(x, np.float64))), count + steps)
         if about is not None:
@@ -204,6 +209,20 @@ class _Report:
             write(dict(record))
 
 
+def _checked(metrics: Any) -> Mapping[str, Any]:
+    """Returns metrics. Raises `TypeError` if they are no dict of real numbers, and `ValueError` for a name in `OWN`."""
+    is_real = lambda x: isinstance(x, ArrayLike) and not np.iscomplexobj(x)  # noqa: E731
+    if not isinstance(metrics, Mapping) or not all(map(is_real, metrics.values())):
+        got = jax.tree.map(lambda x: type(x).__name__, metrics, is_leaf=lambda x: x is None)
+        raise TypeError(
+            f"Log: values: got {got!r:.200}; expected an array, the loss, or a dict of real arrays. Write {{'loss': loss, "
+            "'accuracy': accuracy}, or Log(..., metrics=lambda values: {'loss': values[0]})."
+        )
+    if taken := [name for name in OWN if name in metrics]:
+        raise ValueError(f"Log: values: got the metric {taken[0]!r}; expected other names than {', '.join(OWN)}.")
+    return metrics
+
+
 def _run(work: "queue.SimpleQueue[Any]", report: _Report, error: list[BaseException]) -> None:
     while (item := work.get()) is not None:
         if error:
@@ -217,19 +236,31 @@ def _run(work: "queue.SimpleQueue[Any]", report: _Report, error: list[BaseExcept
 def json_lines(path: str | Path) -> Write:
     """A writer of [`cavs.data.Log`][]: appends each report to a file as a line of JSON. NaN and infinity become null.
 
-    Of several processes, the first one writes.
+    If the file ends within a line, as after a full disk, the reports begin on a new line. Of several processes, the first one
+    writes.
     """
 
     check_path("json_lines", path)
+    begin = "\n" if _ends_within_a_line(path) else ""
 
     def write(record: Record) -> None:
         if jax.process_index():
             return
+        nonlocal begin
         values = {name: x if math.isfinite(x) else None for name, x in record.items()}
         with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.time(), **values}) + "\n")
+            file.write(begin + json.dumps({"time": time.time(), **values}) + "\n")
+        begin = ""
 
     return write
+
+
+def _ends_within_a_line(path: str | Path) -> bool:
+    if not os.path.isfile(path) or not (size := os.path.getsize(path)):
+        return False
+    with open(path, "rb") as file:
+        file.seek(size - 1)
+        return file.read(1) != b"\n"
 
 
 def tensorboard(folder: str | Path) -> Write:
