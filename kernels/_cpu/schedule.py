@@ -47,9 +47,7 @@ _FUNCTIONS = {
     "cavs_cut": [_POINTER, ctypes.POINTER(CutTables), _POINTER],
     "cavs_write": [_POINTER, _POINTER, _POINTER],
     "cavs_close": [_POINTER],
-    "cavs_schedule": [
-        *(_POINTER, _POINTER, _POINTER, _INT, ctypes.POINTER(CutTables), _POINTER, _POINTER, _INT, _POINTER)
-    ],
+    "cavs_schedule": [*(_POINTER, _POINTER, _POINTER, _INT, ctypes.POINTER(CutTables), _POINTER, _POINTER, _INT, _POINTER)],
 }
 
 
