@@ -152,7 +152,7 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
 def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str | None:
     """Returns why a quick run leaves a system out of a case, or None."""
     if suite in ("grid", "mixtures") and device == "gpu":
-        return None if name in CLOSEST[case.cell] else "slower than a peer that runs"
+        return None if name in CLOSEST[case.cell] else "no run: slower than a peer that runs"
     if suite != "cavs" or not quick or device != "gpu":
         return None
     if name == "cavs_scan":
