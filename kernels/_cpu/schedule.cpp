@@ -222,10 +222,14 @@ void Batch::place() {
       require(place >= 0 && place < num_vertices_, BAD_GRAPHS);
       order_[place] = (int32_t)v;
       if (!ragged) continue;
-      require(offsets[v] <= offsets[v + 1], BAD_GRAPHS);
-      edges_before_[place + 1] = (int32_t)(offsets[v + 1] - offsets[v]);
+      int64_t children = offsets[v + 1] - offsets[v];
+      require(children >= 0 && children <= MOST, BAD_GRAPHS);
+      edges_before_[place + 1] = (int32_t)children;
     }
   }
+  // Each place has its vertex, so all that later loops read has been written.
+  int64_t end = 0;
+  for (int64_t key = 0; key < keys; key++) require(next_[key] == (end += count_[key]), BAD_GRAPHS);
 }
 
 // Sums the numbers of children, so that `before_` says where those of each vertex begin.
@@ -234,7 +238,11 @@ void Batch::count_edges() {
   if (regular()) {
     for (int64_t r = 1; r <= num_inner_; r++) before_[r] = (int32_t)(r * fan_in_);
   } else {
-    for (int64_t r = 1; r <= num_inner_; r++) before_[r] += before_[r - 1];
+    int64_t sum = 0;
+    for (int64_t r = 1; r <= num_inner_; r++) {
+      require((sum += before_[r]) <= MOST, TOO_LARGE);
+      before_[r] = (int32_t)sum;
+    }
   }
   for (int64_t k = 0; k < num_kinds_; k++) edges_[k] = before_[inner_start_[k] + inner_count_[k]] - before_[inner_start_[k]];
 }
