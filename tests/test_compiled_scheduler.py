@@ -281,7 +281,7 @@ def test_arrays_that_change_after_they_were_read_are_refused_or_harmless(seed: i
     everything = [np.arange(len(whole))]
     ((shape,),) = few_shapes([(mine, options)], [everything], 1)
     scheduler, wrong = StackScheduler(mine, options), corrupted(whole, rng)
-    scheduler.stack(everything, shape)[:] = 2**30  # the next stack lies in the same memory: nothing may read what is not written
+    scheduler.stack(everything, shape)[:] = 2**30  # the next stack lies in the same memory, which nothing may read unwritten
     for a in ARRAYS:
         if (array := getattr(mine, a)) is not None:
             array[: len(getattr(wrong, a))] = getattr(wrong, a)
