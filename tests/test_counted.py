@@ -22,6 +22,6 @@ def test_descriptions_of_one_thing_are_singular() -> None:
     assert repr(cavs.schedule(one)).startswith("Schedule(1 graph, 1 vertex, 1 level of widths [1], 0 tasks; ")
     text = repr(cavs.data.Loader(one, 1, steps=1))
     assert text.startswith("Loader of 1 graph, ") and "\n  1 step per dispatch, " in text and "; 1 device\n" in text
-    F, params = CASES["LSTM"][0]()
+    F, params = CASES["unread state"][0]()
     text = cavs.explain(F, params, jax.ShapeDtypeStruct((E,), jnp.float32))
     assert "gathers 1 child by number" in text and " 1 equation with parameters" in text and ": 1 phase and " in text
