@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import check_graphs as check_graphs
 
 
 def check_takes(argument: str, fun: Callable[..., Any], *names: str, write: str = "") -> None:

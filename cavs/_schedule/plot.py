@@ -13,10 +13,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cavs._graphs.arguments import check_graphs
 from cavs._graphs.counted import counted
 from cavs._graphs.draw import layout_of_batch, name_of
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._readers.files import check_path
 from cavs._schedule.schedule import task_table
 

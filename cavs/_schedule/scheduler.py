@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs._graphs.arguments import check_graphs
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._schedule.batches import schedule_batch
 from cavs._schedule.level_segments import in_segments
 from cavs._schedule.schedule import Schedule

@@ -66,18 +66,22 @@ class DataSet {
  public:
   struct Facts {
     int32_t root, roots, inner, fan_in;  // the first root and how many there are, vertices with children, most children
-    int64_t size, edges, first, end;     // `first` to `end`: in `counts_`, vertices by height * kinds + kind
+    int64_t size, edges, keys;           // `keys`: levels * kinds
+    int64_t first, end;                  // of its `counts`
+  };
+  struct Count {
+    int32_t key, vertices;  // height * kinds + kind, and how many vertices have it
   };
   explicit DataSet(const Graphs& graphs);
   const Facts& operator[](int64_t graph) const { return facts_[graph]; }
-  const int32_t* counts(const Facts& facts) const { return counts_.data() + facts.first; }
   const Graphs arrays;
+  std::vector<Count> counts;  // of each graph, by ascending keys; at most one for each vertex, however many kinds there are
 
  private:
   Facts read(int64_t first, int64_t size);
 
   std::vector<Facts> facts_;
-  std::vector<int32_t> counts_;
+  std::vector<int32_t> of_key_;   // (levels * kinds,) vertices of one graph
   std::vector<char> has_parent_;  // of the vertices of one graph
 };
 
@@ -94,7 +98,8 @@ DataSet::DataSet(const Graphs& graphs) : arrays(graphs) {
 
 // Counts the vertices of a graph by key, marks those that have parents, and checks all that is used as an index later.
 DataSet::Facts DataSet::read(int64_t first, int64_t size) {
-  int64_t kinds = arrays.kinds, fan_in = 0, inner = 0, begin = (int64_t)counts_.size();
+  int64_t kinds = arrays.kinds, fan_in = 0, inner = 0, begin = (int64_t)counts.size();
+  of_key_.clear();
   for (int64_t v = first; v < first + size; v++) {
     int64_t height = arrays.height[v], kind = arrays.kind ? arrays.kind[v] : 0;
     int64_t edge = arrays.child_offsets[v], end = arrays.child_offsets[v + 1];
@@ -103,10 +108,13 @@ DataSet::Facts DataSet::read(int64_t first, int64_t size) {
     require(kind >= 0 && kind < kinds, BAD_GRAPHS);
     int64_t key = height * kinds + kind;
     require(key < MOST, TOO_LARGE);
-    if (begin + key >= (int64_t)counts_.size()) counts_.resize(begin + (height + 1) * kinds, 0);
-    counts_[begin + key]++;
+    if (key >= (int64_t)of_key_.size()) of_key_.resize((height + 1) * kinds, 0);
+    of_key_[key]++;
     inner += height > 0;
     fan_in = std::max(fan_in, end - edge);
+  }
+  for (int64_t key = 0; key < (int64_t)of_key_.size(); key++) {
+    if (of_key_[key]) counts.push_back({(int32_t)key, of_key_[key]});
   }
   // The edges of a graph lie side by side, as offsets ascend. Processors mispredict the ends of a short loop for each vertex.
   int64_t edge = size ? arrays.child_offsets[first] : 0, end = size ? arrays.child_offsets[first + size] : 0, edges = end - edge;
@@ -120,7 +128,7 @@ DataSet::Facts DataSet::read(int64_t first, int64_t size) {
   int64_t roots = std::count(has_parent_.begin(), has_parent_.end(), 0);
   auto root = roots ? std::find(has_parent_.begin(), has_parent_.end(), 0) : has_parent_.begin();
   return {(int32_t)(root - has_parent_.begin()), (int32_t)roots, (int32_t)inner, (int32_t)fan_in,
-          size, edges, begin, (int64_t)counts_.size()};
+          size, edges, (int64_t)of_key_.size(), begin, (int64_t)counts.size()};
 }
 
 // One batch: its vertices sorted by (height, kind), then its tasks.
@@ -176,11 +184,13 @@ void Batch::sort(const DataSet& data, const int64_t* index, int64_t count) {
     int64_t i = index ? index[j] : j;
     require(i >= 0 && i < g_.graphs, BAD_INDEX);
     const DataSet::Facts& graph = data[i];
-    int64_t first = g_.vertex_offsets[i], keys = graph.end - graph.first;
+    int64_t first = g_.vertex_offsets[i];
     require(first >= 0 && first <= g_.vertices - graph.size, BAD_GRAPHS);
     shift_[j] = first - num_vertices_, root_[j] = (int32_t)(num_vertices_ + graph.root), work_[j] = graph.inner;
-    if (keys > (int64_t)count_.size()) count_.resize(keys, 0);
-    for (int64_t key = 0; key < keys; key++) count_[key] += data.counts(graph)[key];
+    if (graph.keys > (int64_t)count_.size()) count_.resize(graph.keys, 0);
+    const DataSet::Count *run = data.counts.data() + graph.first, *end = data.counts.data() + graph.end;
+    int32_t* of_key = count_.data();
+    for (; run < end; run++) of_key[run->key] += run->vertices;
     num_vertices_ += graph.size, num_edges_ += graph.edges, roots += graph.roots;
     require(num_vertices_ <= MOST && num_edges_ <= MOST, TOO_LARGE);
     fan_in_ = std::max<int64_t>(fan_in_, graph.fan_in), rooted_ &= graph.roots == 1;
