@@ -64,6 +64,27 @@ def test_a_failing_assertion_names_its_vertex() -> None:
     assert error.value.__notes__ == ["in F at vertex 4 of graph 1 (row 6, level 2)"]
 
 
+@jax.tree_util.register_pytree_node_class
+class Anew:
+    """Makes its leaf each time it is flattened."""
+
+    def __init__(self, w: Any):
+        self.w = w
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (self.w + 0 if isinstance(self.w, jax.Array) else self.w,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, leaves: Any) -> "Anew":
+        return cls(*leaves)
+
+
+def test_params_may_make_their_leaves_anew() -> None:
+    function = made(lambda params, v: v.scatter(v.gather(0) + v.pull()) or v.push(v.pull() * params.w), state=(E,))
+    got = cavs.run(function, Anew(jnp.ones(E)), cavs.schedule(GRAPHS_), X)
+    np.testing.assert_allclose(cavs.interpret(function, Anew(jnp.ones(E)), GRAPHS_, X), got, rtol=1e-12)
+
+
 def test_f_may_change_the_states_that_it_gathers() -> None:
     def fn(params: Any, v: cavs.Vertex) -> None:
         first = v.gather(0)

@@ -121,10 +121,11 @@ def explained(error: Exception, who: str, inputs: PyTree, states: Sequence[jax.S
 
 def call_pure(fn: Callable[..., None], params: PyTree, v: Any) -> None:
     """Calls F. Raises `TypeError` if it changes `params` in place."""
-    before = _leaves_by_path(params)
+    before, again = _leaves_by_path(params), _leaves_by_path(params)  # some classes make a leaf anew each time
     fn(params, v)
     after = _leaves_by_path(params)
-    changed = [path for path in before | after if before.get(path) is not after.get(path)]
+    kept = [path for path in before | after if before.get(path) is again.get(path)]
+    changed = [path for path in kept if before.get(path) is not after.get(path)]
     if changed:
         raise TypeError(MSG_CHANGES.format(changed[0], defined(fn)))
 
