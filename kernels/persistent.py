@@ -31,7 +31,7 @@ from cavs.kernels._program.arrays import Arrays as Arrays, Output as Output, Ref
 from cavs.kernels._program.jaxprs import ROW, Var
 from cavs.kernels._program.names import EDGE_OWNER, FIRST_EDGE, Index, Tensor
 from cavs.kernels._program.operations import LevelProgram
-from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
+from cavs.kernels._program.widths import UNWRITTEN
 from cavs.kernels.target import HOPPER, Target
 from cavs.kernels.turns import begin_p, end_p
 
@@ -95,13 +95,13 @@ def _launch(
     packed = _packed_weights(program, config, layout, weights, arrays.constants)
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
     counters = begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32))
-    if flows:  # filled after the previous launch: otherwise XLA fills those of several steps while a launch runs, and delays it
-        for n, name in enumerate(name for name in outputs if name in program.exchanged() and name not in held):
-            out = outputs[name]
-            held[name] = jax.new_ref(unwritten((out.rows, out.width), out.dtype, integers[n] + counters[n]))
+    shapes = {name: jax.ShapeDtypeStruct((out.rows, out.width), out.dtype) for name, out in outputs.items()}
+    if awaited := [name for name in outputs if flows and name in program.exchanged() and name not in held]:
+        # Filled after the previous launch: otherwise XLA fills those of several steps while a launch runs, and delays it.
+        filled = device_of(config).unwritten([shapes[name] for name in awaited], counters)
+        held |= {name: jax.new_ref(x) for name, x in zip(awaited, filled, strict=True)}
     counted = jax.new_ref(counters)
-    fresh = {name: out for name, out in outputs.items() if name not in held}
-    out_type = [jax.ShapeDtypeStruct((out.rows, out.width), out.dtype) for out in fresh.values()]
+    fresh = {name: shape for name, shape in shapes.items() if name not in held}
     names = _Names(
         list(arrays.tensors), bool(packed), list(held), list(fresh), integer_places, constant_places, arrays.replaced
     )
@@ -114,7 +114,7 @@ def _launch(
     body.__name__ = ("cavs_backward" if reverse else "cavs_forward") + "_wide" * config.wide
     kernel = plgpu.kernel(
         body,
-        out_type=out_type,
+        out_type=list(fresh.values()),
         scratch_types=list(scratch.values()),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=getattr(plgpu, "InterpretGPUParams")() if config.interpret else None,  # noqa: B009  (of jax 0.11)
@@ -209,14 +209,10 @@ def checked(x: jax.Array, lost: jax.Array) -> jax.Array:
     return jnp.where(lost[0] == 0, x, jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min)
 
 
-def unwritten(shape: tuple[int, ...], dtype: np.dtype, count: jax.Array | int = 0) -> jax.Array:
-    """Returns an array of `UNWRITTEN`, which products poll (`LaunchConfig.dataflow`).
-
-    With a `count`, a value known at run time and not negative, XLA cannot tell that two such arrays are equal, and makes none
-    of them a copy of the other.
-    """
-    bits = UNWRITTEN if dtype == jnp.float32 else UNWRITTEN_HALF
-    return jnp.broadcast_to(lax.bitcast_convert_type(bits + jnp.minimum(count, 0).astype(bits.dtype), dtype), shape)
+def unwritten(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """Returns an array of `UNWRITTEN`, which products poll (`LaunchConfig.dataflow`)."""
+    bits = UNWRITTEN if np.dtype(dtype).itemsize == 4 else UNWRITTEN.astype(np.int16)
+    return jnp.full(shape, lax.bitcast_convert_type(bits, dtype))
 
 
 def cure() -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
+from cavs.kernels import persistent
 from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import RING_ORDER, PackedWeight
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
@@ -46,6 +47,12 @@ def begin_ring(ring: Ref, config: LaunchConfig) -> None:
 def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, spins: int) -> None:
     """Does nothing: there is one thread block."""
     del counters, slot, target, spins
+
+
+def unwritten(outputs: Sequence[jax.ShapeDtypeStruct], after: jax.Array) -> list[jax.Array]:
+    """Returns arrays that nothing has written."""
+    del after
+    return [persistent.unwritten(out.shape, out.dtype) for out in outputs]
 
 
 def pack_weights(

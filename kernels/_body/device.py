@@ -29,6 +29,8 @@ class Device(Protocol):
 
     def group_barrier(self, counters: Ref, slot: jax.Array, target: jax.Array, spins: int) -> None: ...
 
+    def unwritten(self, outputs: Sequence[jax.ShapeDtypeStruct], after: jax.Array) -> list[jax.Array]: ...
+
     def pack_weights(
         self,
         parts: Sequence[PackedWeight],

@@ -26,7 +26,7 @@ from cavs.kernels._mosaic.types import (
     SharedAddress,
     Subscript,
 )
-from cavs.kernels._mosaic.value import Value, compare, constant, int32, int64
+from cavs.kernels._mosaic.value import Value, as_index, compare, constant, int32, int64
 
 Values: TypeAlias = list[Value]
 REF, SCALAR = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())  # argument types of `inline_mgpu`
@@ -130,6 +130,20 @@ def element_address(ref: MemRef, width: int, size: int, row: I32, column: I32) -
     """The address of `ref[row, column]` in global memory, where each row has `width` elements of `size` bytes."""
     at = int64(row) * width + int64(column)
     return address(ref, 1) + at * size
+
+
+def for_each(first: I32, count: int, threads: int, item: Callable[[I32], None]) -> None:
+    """Emits a loop over items, which threads take in turns: this one those from `first` on, `threads` apart."""
+    loop = scf.ForOp(as_index(first), as_index(count), as_index(threads))
+    with ir.InsertionPoint(loop.body):
+        item(int32(loop.induction_variable))
+        scf.yield_([])
+
+
+def store_words(place: GlobalAddress, words: Sequence[Value], offset: int = 0) -> None:
+    """Stores 1, 2 or 4 registers at an address in global memory, plus a constant number of bytes."""
+    args = ", ".join(f"${i + 1}" for i in range(len(words)))
+    ptx(f"st.global.v{len(words)}.b32 [$0+{offset}], {{{args}}};", [], place, *words)
 
 
 def wait_phase(barriers: SharedAddress, offset: int, parity: I32, acquire: str = "") -> None:

@@ -17,7 +17,7 @@ from cavs.kernels._layout.specs import ProductSpec
 from cavs.kernels._mosaic.mlir import address, false, if_else, keep_polling, ptx, repeat, thread_index
 from cavs.kernels._mosaic.types import I32, Fragments, GlobalAddress, MemRef, Predicate, Register, Scalar
 from cavs.kernels._mosaic.value import bitcast, compare, constant, element, int32, int64, scalar, select, zero_extended
-from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
+from cavs.kernels._program.widths import UNWRITTEN
 
 # The most 16-byte reads that a thread repeats while it polls. With more, threads that poll slow down those that write.
 POLLED = 8
@@ -157,7 +157,7 @@ class Reader:
             if x.type == self.f32:
                 missing = missing | (bitcast(self.i32, x) == int(UNWRITTEN))
                 continue
-            differ = x ^ (int(UNWRITTEN_HALF) * 0x10001 - (1 << 32))  # two elements of 16 bits
+            differ = x ^ int(UNWRITTEN)  # two elements of 16 bits
             least = differ if least is None else ptx("min.u16x2 $0, $1, $2;", self.i32, least, differ)
         for half in () if least is None else (least & 0xFFFF, least >> 16):
             missing = missing | (half == 0)

@@ -1,16 +1,33 @@
-"""Stores of a tile's elements to tensors in global memory, each thread its own elements."""
+"""Stores to tensors in global memory: of a tile's elements, each thread its own, and of what tells that none was stored yet."""
+
+from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax import lax
 from jax._src.lib.mlir import ir
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.specs import Tile
-from cavs.kernels._mosaic.mlir import REF, SCALAR, element_address, inline_mgpu, ptx, tile_layout
-from cavs.kernels._mosaic.types import Context, Fragments, MemRef, Scalar, Subscript
-from cavs.kernels._mosaic.value import Value, constant, int32, scalar, select
+from cavs.kernels._mosaic.mlir import (
+    REF,
+    SCALAR,
+    address,
+    element_address,
+    for_each,
+    inline_mgpu,
+    ptx,
+    store_words,
+    thread_index,
+    tile_layout,
+)
+from cavs.kernels._mosaic.types import I32, Context, Fragments, GlobalAddress, MemRef, Scalar, Subscript
+from cavs.kernels._mosaic.value import Value, constant, int32, int64, scalar, select
 from cavs.kernels._program.arrays import Ref
+from cavs.kernels._program.widths import UNWRITTEN
 from cavs.kernels.precision import stored_as
+
+_BLOCKS, _THREADS = 64, 512  # of `unwritten`
 
 
 def store(
@@ -72,3 +89,37 @@ def store(
         value.foreach(put)
 
     emit(ref, value, base, tile.row, tile.last, column, [] if valid is None else [valid])
+
+
+def unwritten(outputs: Sequence[jax.ShapeDtypeStruct], after: jax.Array) -> list[jax.Array]:
+    """Returns arrays of `UNWRITTEN`, which one kernel fills as soon as `after` is there.
+
+    XLA would fill each with a kernel on all multiprocessors, and what comes between two launches would wait for these.
+    """
+
+    def body(_: Ref, *refs: Ref) -> None:
+        @inline_mgpu(arg_types=([REF] * len(refs), SCALAR))
+        def emit(ctx: Context, refs: list[MemRef], block: Scalar) -> None:
+            thread = scalar(block) * _THREADS + thread_index()
+            for ref, out in zip(refs, outputs, strict=True):
+                begin, word = address(ref, 1), int32(int(UNWRITTEN))
+                pieces, rest = divmod(out.size * out.dtype.itemsize, 16)
+                assert not rest, out  # rows are multiples of 16 elements (`widths.padded_unit`)
+
+                def write(n: I32, begin: GlobalAddress = begin, word: I32 = word) -> None:
+                    store_words(begin + int64(n) * 16, [word] * 4)
+
+                for_each(thread, pieces, _BLOCKS * _THREADS, write)
+
+        emit(list(refs), lax.axis_index("block"))
+
+    body.__name__ = "cavs_unwritten"
+    return plgpu.kernel(
+        body,
+        out_type=list(outputs),
+        grid=(_BLOCKS,),
+        grid_names=("block",),
+        num_threads=_THREADS // 128,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )(after)

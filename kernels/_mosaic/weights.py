@@ -1,34 +1,27 @@
 """Packs weights in the order in which `mma.sync` reads them, and copies them into shared memory."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, scf
+from jax._src.lib.mlir.dialects import arith
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import PackedWeight
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, ptx, thread_index
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, for_each, inline_mgpu, ptx, store_words, thread_index
 from cavs.kernels._mosaic.types import F32, I32, Context, GlobalAddress, MemRef, Register, Scalar
 from cavs.kernels._mosaic.value import as_index, binary, bitcast, int32, int64, load_element, scalar, select
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import PRECISIONS
 
 Fragment: TypeAlias = list[list[F32]]  # what a lane holds of a fragment: for each register one element, or two that share it
-Store: TypeAlias = Callable[[I32, int, list[Register]], None]  # stores registers at a byte of the packed words, plus a constant
 _Values = TypeVar("_Values")
 _BLOCKS = 16 * 132  # of 128 threads, for a kernel that packs
-
-
-class Threads(NamedTuple):
-    """The threads that divide the work."""
-
-    number: I32  # of this thread
-    count: int  # of all
 
 
 def pack_weights(
@@ -50,9 +43,14 @@ def pack_weights(
         @inline_mgpu(arg_types=([REF] * len(refs), SCALAR, SCALAR))
         def emit(ctx: Context, refs: list[MemRef], cta: Scalar, share: Scalar) -> None:
             *given, out = refs
-            threads = Threads(scalar(share) * 128 + thread_index(), 128 * shares)
-            store = _stores(address(out, 1) + int64(scalar(cta)) * (4 * words))
-            _pack(parts, _paired(given, inverses), scalar(cta), store, unit, config, threads)
+            block, thread = scalar(cta), scalar(share) * 128 + thread_index()
+            place = address(out, 1) + int64(block) * (4 * words)
+            # If thread blocks divide K, each of them has a part of K for the columns of all of them.
+            split, columns = config.split, config.hb * config.split
+            first, peer = block // split * columns, block % split
+            for part, (ref, scale) in zip(parts, _paired(given, inverses), strict=True):
+                at = (first, peer * part.k, unit, columns)
+                _Packing(part, ref, scale, *at, config.precision, place, thread, 128 * shares).run()
 
         emit(list(refs), lax.axis_index("block"), lax.axis_index("share"))
 
@@ -80,11 +78,11 @@ def copy_weights(packed: Ref, cta: jax.Array, target: Ref, config: LaunchConfig)
     @inline_mgpu(arg_types=(REF, SCALAR, REF))
     def emit(ctx: Context, packed: MemRef, cta: Scalar, target: MemRef) -> None:
         source, place = address(packed, 1) + int64(scalar(cta)) * (4 * words), address(target, 3)
-        loop = scf.ForOp(as_index(thread_index()), as_index(words // 4), as_index(128 * config.warpgroups))
-        with ir.InsertionPoint(loop.body):
-            at = int32(loop.induction_variable) * 16
-            ptx("cp.async.cg.shared.global [$0], [$1], 16;", [], place + at, source + int64(at))
-            scf.yield_([])
+
+        def copy(n: I32) -> None:
+            ptx("cp.async.cg.shared.global [$0], [$1], 16;", [], place + n * 16, source + int64(n * 16))
+
+        for_each(thread_index(), words // 4, 128 * config.warpgroups, copy)
         ptx("cp.async.wait_all;", [])
 
     emit(packed, cta, target)
@@ -92,87 +90,51 @@ def copy_weights(packed: Ref, cta: jax.Array, target: Ref, config: LaunchConfig)
 
 def _paired(given: Sequence[MemRef], inverses: Sequence[object]) -> list[tuple[MemRef, F32 | None]]:
     """Returns each weight with its scale, given the weights, and then the inverses of the scales that are not `None`."""
-    rest, zero = iter(given[len(inverses) :]), as_index(0)
+    weights, rest, zero = given[: len(inverses)], iter(given[len(inverses) :]), as_index(0)
     powers = [None if x is None else load_element(next(rest), zero, zero) for x in inverses]
-    return list(zip(given, [None if x is None else _inverse(x) for x in powers], strict=False))
+    of_bits = int32(254 << 23)  # minus the bits of a power of two, whose mantissa is zero: those of 1 / x
+    scales = [None if x is None else bitcast(x.type, of_bits - bitcast(of_bits.type, x)) for x in powers]
+    return list(zip(weights, scales, strict=True))
 
 
-def _inverse(power: F32) -> F32:
-    """Returns 1 / x for a power of two, whose mantissa is zero."""
-    return bitcast(power.type, int32(254 << 23) - bitcast(ir.IntegerType.get_signless(32), power))
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Packing:
+    """Packs a thread block's part of one weight."""
 
+    part: PackedWeight
+    ref: MemRef  # the weight in global memory, a float32 matrix
+    scale: F32 | None  # what elements are multiplied by, if anything
+    first: I32  # the first unit
+    first_k: I32  # the first element of K
+    unit: int  # the width of a unit vector in memory
+    hb: int  # the number of units
+    precision: str  # see `LaunchConfig`
+    place: GlobalAddress  # of the thread block's packed words
+    thread: I32  # the number of this thread among those that divide the work
+    threads: int
 
-def _pack(
-    parts: Sequence[PackedWeight],
-    weights: Sequence[tuple[MemRef, F32 | None]],
-    cta: I32,
-    store: Store,
-    unit: int,
-    config: LaunchConfig,
-    threads: Threads,
-) -> None:
-    """Packs the columns of a thread block."""
-    # If thread blocks divide K, each of them has a part of K for the columns of all of them.
-    split, columns = config.split, config.hb * config.split
-    first, peer = cta // split * columns, cta % split
-    for part, (ref, scale) in zip(parts, weights, strict=True):
-        source = _Source(part, ref, first, peer * part.k, unit, columns, config.precision, scale)
+    @property
+    def steps(self) -> int:
+        """The steps of K."""
+        return 2 * (self.part.k // PRECISIONS[self.precision].chunk)
+
+    def run(self) -> None:
+        """Packs the columns."""
+        part = self.part
         if part.tight:
-            _copy_triples(source, store, threads)
-            continue
+            self.triples()
+            return
         whole = part.width // 16 * 16
-        _copy_tiles(source, store, part.offset, 0, whole // 16, 2, threads)
+        self.tiles(part.offset, 0, whole // 16, 2)
         if part.width > whole:
-            offset = part.offset + whole * part.words(config.precision) // part.width
-            _copy_tiles(source, store, offset, whole, 1, 1, threads)
-
-
-def _stores(place: GlobalAddress) -> Store:
-    """Returns how registers are stored after an address."""
-
-    def store(at: I32, offset: int, words: list[Register]) -> None:
-        args = ", ".join(f"${i + 1}" for i in range(len(words)))
-        ptx(f"st.global.v{len(words)}.b32 [$0+{offset}], {{{args}}};", [], place + int64(at), *words)
-
-    return store
-
-
-class _Source:
-    """Reads the thread block's part of one weight.
-
-    Args:
-        part: How the weight is packed.
-        ref: The weight in global memory, a float32 matrix.
-        first: The first unit that the thread block copies.
-        first_k: The first element of K that it copies.
-        unit: The width of a unit vector in memory.
-        hb: The number of units that it copies.
-        precision: See `LaunchConfig`.
-        scale: What elements are multiplied by, if anything.
-    """
-
-    def __init__(
-        self,
-        part: PackedWeight,
-        ref: MemRef,
-        first: I32,
-        first_k: I32,
-        unit: int,
-        hb: int,
-        precision: str,
-        scale: F32 | None = None,
-    ):
-        self.part, self.ref, self.first, self.unit, self.hb, self.precision = part, ref, first, unit, hb, precision
-        self.first_k, self.scale = first_k, scale
-        self.chunk = PRECISIONS[precision].chunk
-        self.steps = 2 * (part.k // self.chunk)  # of K
+            self.tiles(part.offset + whole * part.words(self.precision) // part.width, whole, 1, 1)
 
     def read(self, lane: I32, tile: I32, step: I32, column: int = 0, halves: int = 2) -> Fragment:
         """Returns the elements that a lane holds of a tile of 8 * `halves` columns for one step of K, before rounding.
 
         Tiles are counted from `column` on.
         """
-        chunk = self.chunk
+        chunk = PRECISIONS[self.precision].chunk  # the elements of K in two steps
         group, quad = lane >> 2, lane & 3
         k = self.first_k + (step >> 1) * chunk + quad * (chunk // 4) + (step & 1) * (chunk // 8)
         out = []
@@ -200,71 +162,65 @@ class _Source:
             return select(lost, 0x7FC00000, near)
         return bitcast(i32, got[0])
 
+    def tiles(self, offset: int, column: int, tiles: int, halves: int) -> None:
+        """Copies `tiles` tiles of 8 * `halves` columns from `column` on to word `offset`.
 
-def _copy_tiles(source: _Source, store: Store, offset: int, column: int, tiles: int, halves: int, threads: Threads) -> None:
-    """Copies `tiles` tiles of 8 * `halves` columns from `column` on to word `offset`.
+        At a time, each thread copies what one lane of a product reads for one step of K.
+        """
 
-    At a time, each thread copies what one lane of a product reads for one step of K.
-    """
-    steps = source.steps
+        def read(u: I32) -> Fragment:
+            lane, step = u & 31, u >> 5
+            return self.read(lane, step // self.steps, step % self.steps, column, halves)
 
-    def read(u: I32) -> Fragment:
-        lane, step = u & 31, u >> 5
-        return source.read(lane, step // steps, step % steps, column, halves)
+        def write(u: I32, values: Fragment) -> None:
+            store_words(self.place + int64(u * (8 * halves)), [self.rounded(v) for v in values], offset * 4)
 
-    def write(u: I32, values: Fragment) -> None:
-        store(u * (8 * halves), offset * 4, [source.rounded(v) for v in values])
+        self.spread(tiles * self.steps * 32, 8, read, write)
 
-    _spread(tiles * steps * 32, threads, 8, read, write)
+    def triples(self) -> None:
+        """Copies a weight that is packed tightly, three fragments in the words of two.
 
+        At a time, each thread copies what one lane of a product reads of a triple.
+        """
+        part, tiles = self.part, self.part.width // 16
+        count, steps = part.fragments(), self.steps // part.splits
+        triples = -(-count // 3)
 
-def _copy_triples(source: _Source, store: Store, threads: Threads) -> None:
-    """Copies a weight that is packed tightly, three fragments in the words of two.
+        def read(u: I32) -> list[Fragment]:
+            lane, rest = u & 31, u >> 5
+            warp, triple = rest // triples, rest % triples
+            out = []
+            for n in range(3):
+                i = binary("minui", triple * 3 + n, count - 1)
+                step, m = i // tiles, i % tiles
+                out.append(self.read(lane, m, warp * steps + step))
+            return out
 
-    At a time, each thread copies what one lane of a product reads of a triple.
-    """
-    part, tiles = source.part, source.part.width // 16
-    count, steps = part.fragments(), source.steps // part.splits
-    triples = -(-count // 3)
+        def write(u: I32, values: list[Fragment]) -> None:
+            one, two, three = ([self.rounded(v) for v in fragment] for fragment in values)
+            above = [((z >> 19) - (y >> 13)) & 0x1FFF for y, z in zip(two, three, strict=True)]
+            below = [z >> 6 & 0x1F80 for z in three]
+            lane, triple = u & 31, u >> 5
+            for n, (high, low) in enumerate(((one, above), (two, below))):
+                words = [x | y for x, y in zip(high, low, strict=True)]
+                store_words(self.place + int64(triple * 1024 + lane * 16), words, part.offset * 4 + n * 512)
 
-    def read(u: I32) -> list[Fragment]:
-        lane, rest = u & 31, u >> 5
-        warp, triple = rest // triples, rest % triples
-        out = []
-        for n in range(3):
-            i = binary("minui", triple * 3 + n, count - 1)
-            step, m = i // tiles, i % tiles
-            out.append(source.read(lane, m, warp * steps + step))
-        return out
+        self.spread(part.splits * triples * 32, 2, read, write)
 
-    def write(u: I32, values: list[Fragment]) -> None:
-        one, two, three = ([source.rounded(v) for v in fragment] for fragment in values)
-        above = [((z >> 19) - (y >> 13)) & 0x1FFF for y, z in zip(two, three, strict=True)]
-        below = [z >> 6 & 0x1F80 for z in three]
-        lane, triple = u & 31, u >> 5
-        for n, (high, low) in enumerate(((one, above), (two, below))):
-            words = [x | y for x, y in zip(high, low, strict=True)]
-            store(triple * 1024 + lane * 16, part.offset * 4 + n * 512, words)
+    def spread(self, total: int, most: int, read: Callable[[I32], _Values], write: Callable[[I32, _Values], None]) -> None:
+        """Distributes `total` pieces of work over the threads.
 
-    _spread(part.splits * triples * 32, threads, 2, read, write)
+        Each thread runs up to `most` pieces at once, so that their reads are in flight together: `read(n)` returns what
+        `write(n, ...)` is given.
+        """
+        if not total:
+            return
+        count = self.threads
+        unroll = next(n for n in (8, 4, 2, 1) if n <= most and (total % (count * n) == 0 or n == 1))
 
+        def item(start: I32) -> None:
+            units = [start + count * n for n in range(unroll)]
+            for u, values in zip(units, [read(u) for u in units], strict=True):
+                write(u, values)
 
-def _spread(
-    total: int, threads: Threads, most: int, read: Callable[[I32], _Values], write: Callable[[I32, _Values], None]
-) -> None:
-    """Distributes `total` pieces of work over the threads of a thread block.
-
-    Each thread runs up to `most` pieces at once, so that their reads are in flight together: `read(n)` returns what
-    `write(n, ...)` is given.
-    """
-    if not total:
-        return
-    count = threads.count
-    unroll = next(n for n in (8, 4, 2, 1) if n <= most and (total % (count * n) == 0 or n == 1))
-    loop = scf.ForOp(as_index(threads.number), as_index(total), as_index(count * unroll))
-    with ir.InsertionPoint(loop.body):
-        start = int32(loop.induction_variable)
-        units = [start + count * n for n in range(unroll)]
-        for u, values in zip(units, [read(u) for u in units], strict=True):
-            write(u, values)
-        scf.yield_([])
+        for_each(self.thread, total, count * unroll, item)

@@ -9,9 +9,8 @@ from jax.core import ShapedArray
 from cavs.kernels._program.jaxprs import Atom, aval
 
 # What a launch's tensors hold before it writes them, if products poll them (`LaunchConfig.dataflow`): the bits of a NaN that no
-# computation yields (GPUs yield 0x7FFFFFFF and its negative; in 16 bits 0x7FFF and its negative).
-UNWRITTEN = np.uint32(0xFFE5A5A5).astype(np.int32)
-UNWRITTEN_HALF = np.uint16(0xFFE5)
+# computation yields (GPUs yield 0x7FFFFFFF and its negative), and of two that none yields in 16 bits (0x7FFF and its negative).
+UNWRITTEN = np.uint32(0xFFE5FFE5).astype(np.int32)
 
 
 def unit_width(values: Sequence[Atom]) -> int:

@@ -5,17 +5,17 @@ writes whole lines.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import math as mlir_math, scf
+from jax._src.lib.mlir.dialects import math as mlir_math
 
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, ptx, thread_index
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, for_each, inline_mgpu, ptx, thread_index
 from cavs.kernels._mosaic.types import F32, I32, Context, GlobalAddress, MemRef, Predicate, Scalar
-from cavs.kernels._mosaic.value import Value, as_index, bitcast, constant, int32, int64, scalar, select, zero_extended
+from cavs.kernels._mosaic.value import Value, bitcast, constant, int64, scalar, select, zero_extended
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels._tasks.winograd import FILTER_ROWS, ConvolutionSizes, matrices
 
@@ -55,7 +55,7 @@ def transform_filter(sizes: ConvolutionSizes, parts: int, w: Ref, u: Ref, number
             at = writes + (int64(c) * sizes.padded_outputs + int64(k)) * 2
             _store_terms(g, filters, parts, at, sizes.padded_inputs * sizes.padded_outputs * 2)
 
-        _for_each(FILTER_ROWS * pairs, item)
+        for_each(thread_index() & 127, FILTER_ROWS * pairs, 128, item)
 
     emit(w, u, number)
 
@@ -101,7 +101,7 @@ def transform_input(
                 below = 4 * p * sizes.rows * sizes.padded_inputs
                 _store(writes + at * 4, below, None, [values[h][j] for values in done])
 
-        _for_each(tiles * across, item)
+        for_each(thread_index() & 127, tiles * across, 128, item)
 
     emit(x, v, group, number, slot)
 
@@ -144,7 +144,7 @@ def transform_output(
                     below = 4 * (h * sizes.out_width + j) * sizes.outputs
                     _store(writes + start * 4, below, inside, [select(lost, math.nan, values[h][j]) for values in done])
 
-        _for_each(tiles * across, item)
+        for_each(thread_index() & 127, tiles * across, 128, item)
 
     emit(products, y, counters, group, number, slot)
 
@@ -191,18 +191,9 @@ def transform_gradient(
             both = [[[pair[n] for pair in row_] for row_ in loaded] for n in range(2)]
             _store_terms(a, both, parts, at, sizes.rows * sizes.padded_outputs * 2)
 
-        _for_each(tiles * pairs, item)
+        for_each(thread_index() & 127, tiles * pairs, 128, item)
 
     emit(dy, d, group, number, slot)
-
-
-def _for_each(count: int, item: Callable[[I32], None]) -> None:
-    """Emits a loop over items, which the threads of the warpgroup take in turns."""
-    first = thread_index() & 127
-    loop = scf.ForOp(as_index(first), as_index(count), as_index(128))
-    with ir.InsertionPoint(loop.body):
-        item(int32(loop.induction_variable))
-        scf.yield_([])
 
 
 def _tile(sizes: ConvolutionSizes, tile: I32) -> tuple[I32, I32, I32, Predicate]:
