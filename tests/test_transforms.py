@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import checkify
+from jax.experimental import checkify, jet
 
 import cavs
 from tests.odd_graphs import BATCHES, GRAPHS, random_binary_tree
@@ -107,6 +107,17 @@ def test_what_linearize_returns_is_only_transposed() -> None:
     assert_close(jax.linear_transpose(push, PARAMS)(jnp.ones_like(out))[0], jax.grad(loss)(PARAMS), 1e-12)
     with pytest.raises(TypeError, match=r"^run: got tangents for a function that jax.linearize returned.*Write jax.jvp"):
         push(PARAMS)
+
+
+def test_what_has_no_rule_for_run_is_refused_by_name() -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"^jax.linear_transpose: got a function that calls cavs.run .* Write jax.vjp"
+    ):
+        jax.linear_transpose(run, PARAMS)(run(PARAMS))
+    with pytest.raises(
+        NotImplementedError, match=r"^jax.experimental.jet: got a function that calls cavs.run .* Write a jax.jvp"
+    ):
+        jet.jet(lambda x: loss(PARAMS, x), (INPUTS,), ((INPUTS, INPUTS),))
 
 
 def test_reverse_over_what_is_differentiated_is_refused() -> None:
