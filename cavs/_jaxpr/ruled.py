@@ -182,7 +182,9 @@ def _run(*operands: jax.Array, call: Any, rules: Rules) -> Arrays:
 
 def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> Any:
     call = retraced(rules, tracers) if call is None else call
-    return trace.default_process_primitive(ruled_p, tracers, {"call": call, "rules": rules}, source)
+    # Not `default_process_primitive`, whose cache of types would keep the rules, and with them F and its compiled code.
+    types, effects = types_of(*(x.aval for x in tracers), call=call, rules=rules)
+    return trace.emit_eqn(tracers, types, ruled_p, {"call": call, "rules": rules}, effects, source)
 
 
 def retraced(rules: Rules, operands: Sequence[Any]) -> Any:
