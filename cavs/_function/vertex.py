@@ -122,7 +122,7 @@ class VertexFunction(Generic[Pushed]):
         self.nests_gather_all = False  # set when F is traced and calls `gather_all` within `gather_all`
         # The kinds, by number, of vertices with children, if their tasks mix kinds (`_function.mixed`).
         self.mixes: dict[int, str] = {}
-        self._whole: weakref.ref[VertexFunction] | None = None  # see `traced`
+        self._whole: Callable[[], VertexFunction | None] | None = None  # a weak reference; see `traced`
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copies and pickles hold: no results that were computed once for this object."""
