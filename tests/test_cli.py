@@ -117,6 +117,8 @@ MISTAKES = {
     "train --resume RUN --task lm": "--task: got language_model with --resume .*; expected trees, the task of this run",
     "predict RUN WIDE": "got 3 children .*; expected at most 2 for program binary-tree-lstm",
     "inspect FILE --out nowhere/picture.png": "--out: got nowhere/picture.png; expected a file in an existing folder",
+    "inspect FILE --out picture.gif": "--out: got picture.gif; expected a name that ends in .png, .pdf, .svg",
+    "evaluate RUN FILE --out nowhere/picture.png": "--out: got nowhere/picture.png; expected a file in an existing folder",
 }
 
 

@@ -1,5 +1,6 @@
 """Transformations of JAX in any order: some compositions by hand, some at random (`tests/random_compositions.py`)."""
 
+import functools
 import gc
 import weakref
 from typing import Any
@@ -133,6 +134,43 @@ def test_caches_of_jax_keep_nothing_alive() -> None:
         del held
     gc.collect()
     assert not [how for how, held in alive.items() if held() is not None]
+
+
+class Model:
+    """A function of vertices, and a jitted step that calls it, in one object."""
+
+    def __init__(self) -> None:
+        self.F = cavs.VertexFunction(self.cell, state=(3,), arity=1)
+        self.step = jax.jit(jax.grad(self.loss))
+
+    def cell(self, w: jax.Array, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.pull() + v.gather(0) @ w)
+        v.scatter(h)
+        v.push(h)
+
+    def loss(self, w: jax.Array, **schedule: Any) -> jax.Array:
+        return cavs.run(self.F, w, cavs.schedule(cavs.from_lengths([3, 1]), **schedule), jnp.ones((4, 3))).sum()
+
+
+def test_functions_of_vertices_and_what_was_compiled_for_them_are_freed() -> None:
+    """Caches of JAX kept each of them, with all that it refers to: a megabyte and more for each trial of a search."""
+    w, alive = jnp.eye(3), {}
+    uses: dict[str, Any] = {
+        "run": lambda model: model.loss(w),
+        "jit": lambda model: model.step(w),
+        "grad": lambda model: jax.grad(model.loss)(w),
+        "segments": lambda model: jax.grad(functools.partial(model.loss, segments=2))(w),
+        "vmap": lambda model: jax.vmap(jax.grad(model.loss))(jnp.stack([w, w])),
+        "hessian": lambda model: jax.hessian(model.loss)(w),
+        "recompute": lambda model: jax.grad(cavs.memory.recompute(model.loss, budget="min"))(w),
+    }
+    for how, use in uses.items():
+        model = Model()
+        use(model)
+        alive[how] = weakref.ref(model.F)
+        del model
+    gc.collect()
+    assert not [how for how, F in alive.items() if F() is not None]
 
 
 def test_what_replaces_a_function() -> None:

@@ -191,9 +191,19 @@ def test_swapped_arguments_and_metrics_that_are_no_scalars_are_named():
             TypeError, match=r"fun: got <lambda>\(sched\); expected a function of 2 arguments, \(params, batch\)"
         ):
             use(lambda sched: {}, 0, loader)
-    for metrics, told in ((jnp.zeros(()), "something else"), ({"a": jnp.zeros(3)}, r"{'a': \[3\]}")):
-        with pytest.raises(TypeError, match=f"evaluate: fun: returned .*{told}.*; expected a dict of scalars. Write"):
+    zero = jnp.zeros((), np.float32)
+    wrong = {r"float32\[\]": zero, r"{'a': 'float32\[3\]'}": {"a": jnp.zeros(3, np.float32)}}
+    wrong |= {r"{'a': {'b': 'float32\[\]'}}": {"a": {"b": zero}}, r"{'a': 'complex64\[\]'}": {"a": zero + jnp.complex64(1j)}}
+    wrong |= {r"{'a': 'key<fry>\[\]'}": {"a": jax.random.key(0)}}
+    for told, metrics in wrong.items():
+        with pytest.raises(TypeError, match=f"evaluate: fun: returned {told}; expected a dict of real scalars. Write"):
             cavs.data.evaluate(lambda params, sched, m=metrics: m, 0, loader)
+
+
+def test_keys_are_refused_by_name():
+    loader = cavs.data.Loader(cavs.from_lengths([1, 2, 3]), 1, steps=2)
+    with pytest.raises(ValueError, match="predict: fun: got an array of key<fry>; expected numbers. Write jax.random.key_data"):
+        cavs.data.predict(lambda params, sched: jax.random.split(jax.random.key(0), sched.shape.vertices), 0, loader)
 
 
 def test_a_loader_restored_within_an_epoch_is_refused_as_it_lacks_data():

@@ -92,6 +92,7 @@ def test_other_arguments():
         loader(4, fields="input_id")
     position = loader(np.int64(4), seed=np.int32(3), steps=np.int64(1), mesh=None, last="drop").state()
     assert all(type(x) is int for x in position.values())
+    assert loader(np.array(4), last="drop", steps=jnp.array(1), seed=np.array(3, np.uint8)).state() == position
     with pytest.raises(TypeError, match="Log: loader: got a NoneType; expected the cavs.data.Loader"):
         cavs.data.Log(None, print)  # type: ignore
 

@@ -85,6 +85,26 @@ def test_slices_share_memory():
     assert graphs.vertex_offsets.tolist() == [0, 3, 7, 12, 18]  # not shifted in place
 
 
+def test_the_arrays_of_the_caller_are_copied_unless_they_cannot_change(tmp_path):
+    values = {"label": np.zeros(2), "graph_label": np.zeros(1), "edge_attr": np.zeros(1), "x": {"a": np.zeros((2, 3))}}
+    values |= {"kind": np.zeros(2, np.int32), "input_id": np.zeros(2, np.int32)}
+    children = np.zeros(1, np.int32)
+    window = values["x"]["a"][:, :2]
+    window.flags.writeable = False
+    frozen = np.zeros((2, 3))
+    frozen.flags.writeable = False
+    np.save(tmp_path / "x.npy", frozen)
+    fixed = [frozen, jax.numpy.zeros((2, 3)), np.load(tmp_path / "x.npy", mmap_mode="r")]
+    graphs = cavs.Graphs.build([2], [0, 1], children, **values)
+    replaced = cavs.from_lengths([2]).replace(**values | {"x": [values["x"]["a"], window, *fixed]})
+    for array in jax.tree.leaves((values, children)):
+        array[...] = 7
+    for one in (graphs, replaced):
+        assert not any(x.any() for x in jax.tree.leaves([getattr(one, name) for name in ("children", *values)]))
+    assert [np.shares_memory(a, b) for a, b in zip(replaced.x[2:], fixed, strict=True)] == [True] * 3
+    assert replaced.replace(label=[1, 2]).x is replaced.x  # large features are copied once
+
+
 @pytest.mark.parametrize("index", [4, -5, [4], [0, -5], [0.5], "a", [[0]], [True], True, None])
 def test_a_bad_index_is_refused(index):
     with pytest.raises(IndexError):

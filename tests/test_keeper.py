@@ -156,7 +156,7 @@ def test_metrics_are_numbers_of_python_numpy_and_jax(tmp_path: Path) -> None:
         state = keeper.restore(start())
         for _ in keeper:
             with pytest.raises(
-                TypeError, match="Keeper.add: sums: got 0.5; expected a dict of numbers. Write {'loss': values}"
+                TypeError, match="Keeper.add: sums: got 0.5; expected a dict of real numbers. Write {'loss': values}"
             ):
                 keeper.add(state, 0.5)  # type: ignore
             if keeper.add(state, {"loss": 0.5, "count": np.int64(1), "right": np.ones(2)}):
@@ -312,7 +312,23 @@ def test_a_score_that_is_no_number_and_sums_that_are_no_dict_are_named(tmp_path:
             TypeError, match="Keeper.score: held_out: got a float; expected a dict of sums. Write cavs.data.eval"
         ):
             keeper.score(state, 0.5)  # type: ignore
-        with pytest.raises(TypeError, match="Keeper: score: returned None; expected a number"):
+        with pytest.raises(TypeError, match="Keeper: score: returned None; expected a real number"):
+            keeper.score(state, {"loss": 1.0})
+
+
+@pytest.mark.parametrize("metric", [1j, jnp.complex64(1), np.ones(1, complex), jax.random.key(0), np.array(["a"]), {"b": 1.0}])
+def test_metrics_that_are_no_real_numbers_are_refused(tmp_path: Path, metric: Any) -> None:
+    """Of a complex number, the real part was kept."""
+    with keep(tmp_path) as keeper:
+        state = keeper.restore(start())
+        with pytest.raises(TypeError, match="(?s)Keeper.add: sums: got {'a': .*; expected a dict of real numbers"):
+            keeper.add(state, {"a": metric})
+        with pytest.raises(
+            TypeError, match="(?s)Keeper.score: held_out: got a = .*; expected real numbers. Write cavs.data.ev"
+        ):
+            keeper.score(state, {"a": metric})
+        with pytest.raises(TypeError, match="(?s)Keeper: score: returned .*; expected a real number"):
+            keeper._score = lambda sums: metric
             keeper.score(state, {"loss": 1.0})
 
 

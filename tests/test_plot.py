@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from cavs._debug.inspect import inspect
 from cavs._graphs.converters import from_edges, from_lengths, from_parents
-from cavs._graphs.draw import layout, layout_of_batch
+from cavs._graphs.draw import draw, layout, layout_of_batch
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.plot import MAX_BATCH_VERTICES, plot_schedule
 from cavs._schedule.schedule import task_table
@@ -143,6 +143,30 @@ def test_inspect_tells_the_file_and_writes_the_picture(capsys, tmp_path):
     ):  # fmt: skip
         assert part in out
     assert (tmp_path / "dev.png").read_bytes().startswith(PNG)
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    """A disk that was full left half of a picture, in place of the old one."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    paths = [tmp_path / "a.png", tmp_path / "a.svg"]
+    for path in paths:
+        path.write_bytes(b"old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        schedule(DIAMONDS).plot(paths[0])
+    with pytest.raises(OSError, match="No space left"):
+        draw(DIAMONDS, paths[1])
+    assert sorted(tmp_path.iterdir()) == paths and {path.read_bytes() for path in paths} == {b"old"}
+
+
+def test_inspect_prints_nothing_if_the_picture_cannot_be_written(tmp_path, capsys):
+    for path, error in (("a.gif2", ValueError), ("nowhere/a.png", OSError)):
+        with pytest.raises(error):
+            inspect("cavs/data/reviews.dev.txt", 16, tmp_path / path)
+    assert not capsys.readouterr().out and not [*tmp_path.iterdir()]
 
 
 def test_inspect_refuses_an_empty_batch():

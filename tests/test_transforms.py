@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import checkify
+from jax.experimental import checkify, jet
+from jax.sharding import NamedSharding, PartitionSpec
 
 import cavs
 from tests.odd_graphs import BATCHES, GRAPHS, random_binary_tree
@@ -107,6 +108,40 @@ def test_what_linearize_returns_is_only_transposed() -> None:
     assert_close(jax.linear_transpose(push, PARAMS)(jnp.ones_like(out))[0], jax.grad(loss)(PARAMS), 1e-12)
     with pytest.raises(TypeError, match=r"^run: got tangents for a function that jax.linearize returned.*Write jax.jvp"):
         push(PARAMS)
+
+
+def test_arguments_whose_types_say_how_they_are_divided() -> None:
+    """Arrays over a mesh of `jax.make_mesh`, whose axes are explicit: errors inside of JAX. Gradients are divided alike."""
+    mesh = jax.make_mesh((1,), ("d",))
+    divided = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))  # noqa: E731
+    params = jax.tree.map(lambda x: divided(x, *[None] * (x.ndim - 1), "d"), PARAMS)
+    table, ids = jnp.asarray(np.random.default_rng(0).standard_normal((5, INPUTS.shape[1]))), jnp.arange(ROWS) % 6 - 1
+
+    def of_words(params: Any, table: Any) -> Any:
+        x = cavs.data.rows(table, ids)
+        return loss(params, x) + cavs.data.softmax_loss(x, table.T, jnp.zeros(5), ids)[0]
+
+    want, want_of_words = (jax.grad(fn, (0, 1))(PARAMS, x) for fn, x in ((loss, INPUTS), (of_words, table)))
+    with jax.set_mesh(mesh):
+        for place in ("d",), (None, "d"):
+            inputs, words = divided(INPUTS, *place), divided(table, *place)
+            got = jax.jit(jax.grad(loss, (0, 1)))(params, inputs)
+            assert_close(got, want, 1e-12)
+            assert_close(jax.grad(loss, (0, 1))(params, inputs), want, 1e-12)
+            assert all(map(lambda x, y: jax.typeof(x) == jax.typeof(y), *map(jax.tree.leaves, (got, (params, inputs)))))
+            assert_close(jax.jit(jax.grad(of_words, (0, 1)))(params, words), want_of_words, 1e-12)
+            assert_close(cavs.interpret(PROGRAM.function, params, BATCHES["binary"], inputs), run(PARAMS), 1e-12)
+
+
+def test_what_has_no_rule_for_run_is_refused_by_name() -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"^jax.linear_transpose: got a function that calls cavs.run .* Write jax.vjp"
+    ):
+        jax.linear_transpose(run, PARAMS)(run(PARAMS))
+    with pytest.raises(
+        NotImplementedError, match=r"^jax.experimental.jet: got a function that calls cavs.run .* Write a jax.jvp"
+    ):
+        jet.jet(lambda x: loss(PARAMS, x), (INPUTS,), ((INPUTS, INPUTS),))
 
 
 def test_reverse_over_what_is_differentiated_is_refused() -> None:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +17,6 @@ from cavs._schedule.scheduler import schedule
 if TYPE_CHECKING:
     from rich.table import Table
 
-PICTURES = (".png", ".pdf", ".svg")
 BAR = 44  # characters of the longest bar
 MAX_BARS = 24  # more levels than this are shown as ranges of levels
 MAX_SHAPES = 256  # at most this many batches are scheduled to count their shapes
@@ -39,14 +37,12 @@ def inspect(
         read: the function that reads the file.
 
     Raises:
-        ValueError: `batch` is below 1, or the file contains no graphs. Errors of the reader propagate.
+        ValueError: `batch` is below 1, the file contains no graphs, or `out` has another suffix. Errors of the reader
+            propagate.
+        OSError: `out` cannot be written.
     """
     if batch < 1:
         raise ValueError(f"--batch: got {batch}; expected an integer >= 1, the number of graphs to schedule together.")
-    if out is not None and not Path(out).absolute().parent.is_dir():
-        raise ValueError(f"--out: got {os.fspath(out)}; expected a file in an existing folder.")
-    if out is not None and (Path(out).suffix.lower() not in PICTURES or Path(out).is_dir()):
-        raise ValueError(f"--out: got {os.fspath(out)}; expected a name that ends in .png, .pdf or .svg.")
     graphs = read(os.fspath(path))
     if not len(graphs):
         raise ValueError(f"FILE: got {os.fspath(path)} without graphs; expected at least one.")
@@ -55,11 +51,12 @@ def inspect(
     console = Console(highlight=False)
     first = graphs[:batch]
     sched = schedule(first)
+    if out is not None:  # first, as it may fail
+        sched.plot(os.fspath(out), first)
     console.print(_facts_table(os.path.basename(os.fspath(path)), graphs_facts(graphs)))
     console.print(_levels_table(sched))
     console.print(_facts_table("Schedule", schedule_facts(graphs, sched, batch)))
     if out is not None:
-        sched.plot(os.fspath(out), first)
         console.print(f"A picture of this schedule is in {os.fspath(out)}", soft_wrap=True)
 
 

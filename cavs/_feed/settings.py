@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -181,7 +182,7 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
-    settings = settings._replace(**{k: int(x) for k, x in settings._asdict().items() if isinstance(x, np.integer)})
+    settings = settings._replace(**{k: int(x) for k, x in settings._asdict().items() if _is_integer(x)})
     batches, mesh = settings.batches, settings.mesh
     if isinstance(batches, bool | str | bytes) or not isinstance(batches, int) and not isinstance(batches, Iterable):
         raise TypeError(
@@ -224,6 +225,11 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
     if settings.collate is None and any(m.graphs.x is not None for m in members):
         settings = settings._replace(collate=with_rows)
     return settings if settings.ahead is not None else settings._replace(ahead=AHEAD if settings.target.is_gpu else 0)
+
+
+def _is_integer(x: object) -> bool:
+    """Whether `x` is an integer of NumPy or JAX, or an array of one, without axes."""
+    return isinstance(x, np.generic | np.ndarray | jax.Array) and not x.ndim and jnp.issubdtype(x.dtype, jnp.integer)
 
 
 def _check_dealt(settings: Settings, batch: int, samples: int) -> None:

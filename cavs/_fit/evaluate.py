@@ -10,6 +10,7 @@ import numpy as np
 
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
+from cavs._function.arrays import is_real
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import check_type
 from cavs._graphs.counted import counted
@@ -73,7 +74,7 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
     ```
 
     Args:
-        fun: `fun(params, batch)` returns a dict of scalars that add up over batches. It is compiled once for each shape of
+        fun: `fun(params, batch)` returns a dict of real scalars that add up over batches. It is compiled once for each shape of
             batches, so pass the same function again and no new lambda. With a mesh, write [`cavs.data.total`][] for sums, as in
             a [`cavs.data.step`][].
         params: the first argument of `fun`.
@@ -123,7 +124,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
     Raises:
         TypeError: `fun` is no function of two arguments, or `loader` no loader.
         ValueError: `rows` is invalid; the loader has a mesh, parts, or an iterator of batches, or was restored within an epoch;
-            or `fun` returns other rows.
+            or `fun` returns other rows, or keys of `jax.random`.
     """
     _check("predict", fun, loader)
     if rows not in ROWS:
@@ -141,6 +142,10 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
             at, taken = _places(data, graphs, present, rows)
             needed = len(graphs) if rows == "graphs" else taken.max(initial=-1) + 1  # rows of vertices may be padded
             for x in jax.tree.leaves(results):
+                if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+                    raise ValueError(
+                        f"predict: fun: got an array of {x.dtype}; expected numbers. Write jax.random.key_data(keys) in fun."
+                    )
                 if not x.ndim or len(x) < needed or (len(x) != needed and rows == "graphs"):
                     raise ValueError(
                         f"predict: fun: got an array of shape {x.shape} of a batch of {counted(len(graphs), 'graph')}; "
@@ -164,11 +169,12 @@ def _check(function: str, fun: Any, loader: Any) -> None:
 
 
 def _check_metrics(metrics: Any, stacked: bool) -> None:
-    """Raises `TypeError` if metrics are no dict of scalars, or, for many batches, of arrays with an axis of batches."""
-    if isinstance(metrics, dict) and all(getattr(x, "ndim", None) == stacked for x in metrics.values()):
+    """Raises `TypeError` if metrics are no dict of real scalars, or, for many batches, of arrays with an axis of batches."""
+    if isinstance(metrics, dict) and all(is_real(x) and x.ndim == stacked for x in metrics.values()):
         return
-    got = {name: list(np.shape(x)[stacked:]) for name, x in metrics.items()} if isinstance(metrics, dict) else "something else"
-    raise TypeError(f"evaluate: fun: returned {got}; expected a dict of scalars. Write {{'right': cavs.data.total(right)}}.")
+    got = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape[stacked:])}", metrics)  # of one batch
+    write = "{'right': cavs.data.total(right)}"
+    raise TypeError(f"evaluate: fun: returned {got}; expected a dict of real scalars. Write {write}.")
 
 
 def _each(loader: Loader, batches: PyTree, results: PyTree) -> Iterator[tuple[PyTree, np.ndarray, np.ndarray]]:

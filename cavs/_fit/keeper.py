@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from jax.typing import ArrayLike
 
 from cavs._feed.loader import Loader
 from cavs._fit.evaluate import IN_FLIGHT, PendingSums, Sums
@@ -40,6 +39,7 @@ from cavs._fit.kept import (
     write_facts,
     writes,
 )
+from cavs._function.arrays import is_real
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
@@ -272,11 +272,11 @@ class Keeper:
             Whether to call `score` now: at the end of an epoch or of the run, and after every `every` steps.
 
         Raises:
-            TypeError: `sums` is no dict of numbers.
+            TypeError: `sums` is no dict of real numbers.
             FloatingPointError: a metric is not finite.
         """
-        if not isinstance(sums, Mapping) or not all(isinstance(x, ArrayLike) for x in sums.values()):
-            raise TypeError(f"Keeper.add: sums: got {sums!r:.80}; expected a dict of numbers. Write {{'loss': values}}.")
+        if not isinstance(sums, Mapping) or not all(map(is_real, sums.values())):
+            raise TypeError(f"Keeper.add: sums: got {sums!r:.80}; expected a dict of real numbers. Write {{'loss': values}}.")
         self._pending.put(dict(sums))
         self._collect(IN_FLIGHT)
         loader = self._loader
@@ -302,19 +302,22 @@ class Keeper:
 
         Raises:
             RuntimeError: the `with` block has not begun, or has ended.
-            TypeError: `held_out` is no dict, or the `score` of the keeper returns no number.
+            TypeError: `held_out` is no dict of real numbers, or the `score` of the keeper returns none.
         """
         self._check_locked("score")
         check_type("Keeper.score: held_out", held_out, Mapping, "a dict of sums. Write cavs.data.evaluate(...)")
-        if not isinstance(found := self._score(held_out), ArrayLike) or np.size(found) != 1:
-            raise TypeError(f"Keeper: score: returned {found!r:.80}; expected a number. Write return sums['right'].")
+        if not_numbers := [name for name, x in held_out.items() if not is_real(x) or np.size(x) != 1]:
+            got = f"{not_numbers[0]} = {held_out[not_numbers[0]]!r:.60}"
+            raise TypeError(f"Keeper.score: held_out: got {got}; expected real numbers. Write cavs.data.evaluate(...).")
+        if not is_real(found := self._score(held_out)) or np.size(found) != 1:
+            raise TypeError(f"Keeper: score: returned {found!r:.80}; expected a real number. Write return sums['right'].")
         self._collect()
         record: Evaluated = {
             "epoch": self._place()[0],
             "step": self._loader.seen,
             "seconds": self.seconds,
             "train": dict(self._sums),
-            "held_out": {name: float(x) for name, x in held_out.items()},
+            "held_out": {name: float(np.asarray(x).item()) for name, x in held_out.items()},
             "score": float(np.asarray(found).item()),
         }
         self.history.append(record)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from cavs._function.children import wide
-from cavs._jaxpr.mesh_types import vary
+from cavs._jaxpr.mesh_types import vary, whole
 from cavs._jaxpr.settings import promoting
 from cavs._run.manual_axes import checked_axes
 
@@ -57,8 +57,8 @@ def softmax_loss(
     Raises:
         ValueError: if shapes do not fit together, or `labels` are no integers.
     """
-    h, w, b, labels = (jnp.asarray(x) for x in (h, w, b, labels))
-    weight = jnp.ones(labels.shape, h.dtype) if weight is None else jnp.asarray(weight)
+    h, w, b, labels = (whole(jnp.asarray(x)) for x in (h, w, b, labels))
+    weight = jnp.ones(labels.shape, h.dtype) if weight is None else whole(jnp.asarray(weight))
     _check(h, w, b, labels, weight)
     has = labels >= 0
     weight = jnp.where(has, weight.astype(jnp.result_type(h, w, b)), 0)
@@ -72,10 +72,10 @@ def _check(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: 
     rows, width, classes = len(h) if h.ndim else 0, w.shape[0] if w.ndim else 0, w.shape[-1:]
     expected = {"h": (rows, width), "w": (width, *classes), "b": classes, "labels": (rows,), "weight": (rows,)}
     for (name, shape), x in zip(expected.items(), (h, w, b, labels, weight), strict=True):
-        whole = name != "labels" or jnp.issubdtype(x.dtype, jnp.integer)
-        if x.shape != shape or not whole:
+        suits = name != "labels" or jnp.issubdtype(x.dtype, jnp.integer)
+        if x.shape != shape or not suits:
             raise ValueError(
-                f"softmax_loss: {name}: got {x.dtype}{list(x.shape)}; expected {list(shape)}{'' if whole else ' integers'}, as "
+                f"softmax_loss: {name}: got {x.dtype}{list(x.shape)}; expected {list(shape)}{'' if suits else ' integers'}, as "
                 "features h of shape (N, H) go with w (H, C), b (C,), labels (N,) and weight (N,). Write x.reshape(...), or "
                 "labels.astype(int)."
             )

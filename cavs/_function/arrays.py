@@ -47,6 +47,14 @@ def as_array(x: ArrayLike | Sequence[int], where: str) -> jax.Array:
         raise TypeError(f"{where}: got a {type(x).__name__}; expected an array of numbers.") from error
 
 
+def is_real(x: object) -> bool:
+    """Whether `x` is a number or an array of numbers. Complex numbers, keys of `jax.random` and texts are not."""
+    if not isinstance(x, ArrayLike):
+        return False
+    dtype = getattr(x, "dtype", np.dtype(type(x)))
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
+
+
 def as_indices(x: jax.Array) -> jax.Array:
     """Returns integers of 8 and 16 bits as int32: to index with them, JAX adds the size of the axis, which may overflow."""
     return x.astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4 else x

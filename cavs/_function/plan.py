@@ -57,6 +57,11 @@ class FunctionPlan:
         return [*self.leaf.values(), *(part.role for part in self.inner.values())]
 
     @memoized
+    def traced(self) -> "FunctionPlan":
+        """Returns the plan without the functions of the user, and without what was compiled: JAX's caches keep it alive."""
+        return dataclasses.replace(self, function=self.function.traced())
+
+    @memoized
     def leaf_part(self, kind: str | None) -> Split:
         """Returns F at the leaves of a kind, for an engine that runs them as a level."""
         part = split_leaf(self.leaf[kind])

@@ -2,8 +2,9 @@
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import Any, Generic, NoReturn, Self, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,10 @@ class Optimizations:
 
 Pushed = TypeVar("Pushed")  # the pytree that F pushes, with a row for each vertex
 OneVertex: TypeAlias = Callable[[Any, "Vertex"], None]
+
+
+def _left_out(params: PyTree, v: "Vertex") -> NoReturn:
+    raise AssertionError("the function of a plan is traced again")
 
 
 class VertexFunction(Generic[Pushed]):
@@ -117,10 +122,24 @@ class VertexFunction(Generic[Pushed]):
         self.nests_gather_all = False  # set when F is traced and calls `gather_all` within `gather_all`
         # The kinds, by number, of vertices with children, if their tasks mix kinds (`_function.mixed`).
         self.mixes: dict[int, str] = {}
+        self._whole: Callable[[], VertexFunction | None] | None = None  # a weak reference; see `traced`
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copies and pickles hold: no results that were computed once for this object."""
         return {name: x for name, x in vars(self).items() if name != MEMO}
+
+    def traced(self) -> Self:
+        """Returns a copy for plans, without the functions: these may refer to anything, such as a jitted step and arrays."""
+        copied = copy.copy(self)
+        copied.fns, copied._whole = dict.fromkeys(self.fns, _left_out), weakref.ref(self)
+        return copied
+
+    @property
+    def whole(self) -> "VertexFunction":
+        """The function of which this is the `traced` copy, or this one."""
+        whole = self if self._whole is None else self._whole()
+        assert whole is not None, "a vertex function is run after it was deleted"
+        return whole
 
     def __repr__(self) -> str:
         names = {kind: getattr(fn, "__name__", type(fn).__name__) for kind, fn in self.fns.items()}

@@ -142,7 +142,7 @@ def checked_structure(
 def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Validates the optional arguments of `Graphs.build`, and returns all optional fields of `Graphs`.
 
-    Raises `ValueError` and `TypeError` as `Graphs.build` does.
+    Arrays that the caller can change are copied. Raises `ValueError` and `TypeError` as `Graphs.build` does.
     """
     num_vertices, label = int(vertex_offsets[-1]), fields.get("label")
     label = None if label is None else array_of("label", label)
@@ -213,7 +213,15 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
         raise ValueError(
             f"label_names: got names, but the labels are {array.dtype}{list(array.shape[1:])}; expected indices of names."
         )
-    return array
+    return _unshared(array)
+
+
+def _unshared(array: np.ndarray) -> np.ndarray:
+    """Returns a copy if the caller can change the array. A read-only one, such as a memory map of mode "r", may be large."""
+    view: Any = array
+    while isinstance(view, np.ndarray) and not view.flags.writeable:
+        view = view.base  # a read-only view may be of an array that can change
+    return array.copy() if isinstance(view, np.ndarray) else array
 
 
 def checked_index(index: Index, count: int) -> slice | np.ndarray:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs, check_graphs
+from cavs._readers.files import check_path, write_whole
 
 INK, FAINT, WRONG, PADDING = "#222222", "#b4b4b4", "#c62828", "#d9d9d9"
 LEVELS = np.array([[72, 26, 108], [57, 86, 140], [31, 150, 139], [85, 198, 103], [173, 220, 48]])  # RGB, leaves first
@@ -47,7 +48,7 @@ def draw(
 
     Args:
         graphs: the graphs, drawn side by side.
-        path: a file to write, which ends in `.svg`; `None` writes none.
+        path: a file to write, which ends in `.svg` and appears when it is complete; `None` writes none.
         predictions: (V,) one for each vertex: indices of `label_names` like `graphs.label`, other numbers, or texts.
         text: str[V] for the vertices. `None`: their words, or else their kinds.
 
@@ -60,6 +61,8 @@ def draw(
             `predictions` or `text` do not have one entry per vertex.
     """
     check_graphs(graphs, "draw(graphs[:2])")
+    if path is not None:
+        check_path("draw", path, "Write draw(graphs[:2], path).")
     if path is not None and Path(path).suffix.lower() != ".svg":
         raise ValueError(f"draw: path: got {os.fspath(path)}; expected a name that ends in .svg.")
     for name, values in (("predictions", predictions), ("text", text)):
@@ -75,7 +78,7 @@ def draw(
     note = "" if shown == len(graphs) else f"the first {shown} of {len(graphs):,} graphs"
     drawing = _picture(graphs[:shown], None if predictions is None else np.asarray(predictions), text, note)
     if path is not None:
-        Path(path).write_text(drawing, encoding="utf-8")
+        write_whole(path, drawing.encode())
     return drawing
 
 

@@ -105,6 +105,9 @@ class Graphs:
     ) -> "Graphs":
         """Validates flat arrays and computes heights.
 
+        The graphs have copies of the arrays, so that later changes of these do not reach them. Arrays that cannot change are
+        not copied: those of JAX, memory maps of mode "r", and others after `array.flags.writeable = False`.
+
         Args:
             num_vertices: int[G], the number of vertices of each graph, at least 1.
             num_children: int[V], the number of children of each vertex.
@@ -309,7 +312,7 @@ class Graphs:
         return dataclasses.replace(self, input_id=table[self.input_id], vocab=vocab)
 
     def replace(self, **fields: Any) -> "Graphs":
-        """Returns the same graphs with other words, labels or features.
+        """Returns the same graphs with other words, labels or features. These are copied as in `Graphs.build`.
 
         ```python
         chains, pairs = cavs.vertex_programs.EncoderDecoder.graphs(source_lengths, target_lengths)
@@ -328,8 +331,9 @@ class Graphs:
         if unknown := [name for name in fields if name not in known]:
             hint = suggestion(unknown[0], known)
             raise TypeError(f"replace: got {unknown[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
-        values = {name: getattr(self, name) for name in known} | fields
-        return dataclasses.replace(self, **checked_fields(self.vertex_offsets, self.num_edges, values))
+        values = {name: getattr(self, name) for pair in NAMES.items() for name in pair} | fields  # ids must fit their names
+        checked = checked_fields(self.vertex_offsets, self.num_edges, values)
+        return dataclasses.replace(self, **{name: checked[name] for name in values})
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Graphs, ...]":
         """Deals the graphs at random to parts, such as a training, a development and a test set.

@@ -10,6 +10,7 @@ from jax import lax
 # Private: JAX switches the check only for a whole `shard_map`.
 from jax._src import config as _config
 from jax.core import ShapedArray
+from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
 
@@ -27,6 +28,17 @@ def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
         return x
     missing = tuple(axis for axis in axes if axis not in varying(x))
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def whole(x: jax.Array) -> jax.Array:
+    """Returns an array whose type says that it is divided over a mesh (axes of type `Explicit`) as one that no type divides.
+
+    Equations that were traced without these types could not read it. The transpose divides the cotangent again.
+    """
+    sharding = jax.typeof(x).sharding
+    if all(axes is None for axes in sharding.spec):
+        return x
+    return jax.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def zeros(of: Any) -> jax.Array:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax._src.interpreters import partial_eval
 from jax._src.state import discharge
 from jax.core import ShapedArray, Tracer
+from jax.experimental import jet
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -30,6 +31,15 @@ from cavs._jaxpr.settings import always_compiled, promoting
 
 Tangents: TypeAlias = list[jax.Array | None]  # `None` for zeros, and for integers
 Flat: TypeAlias = Callable[..., Arrays]
+
+MSG_TRANSPOSE = (
+    "jax.linear_transpose: got a function that calls cavs.run or another function of cavs that has a derivative; expected one "
+    "of JAX alone. Write jax.vjp(fn, x)[1], which is the transpose of a linear fn."
+)
+MSG_JET = (
+    "jax.experimental.jet: got a function that calls cavs.run or another function of cavs that has a derivative; expected one "
+    "of JAX alone. Write a jax.jvp of a jax.jvp for second derivatives, and so on."
+)
 
 ruled_p = jex.Primitive("call_with_rules")
 ruled_p.multiple_results = True
@@ -172,7 +182,9 @@ def _run(*operands: jax.Array, call: Any, rules: Rules) -> Arrays:
 
 def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> Any:
     call = retraced(rules, tracers) if call is None else call
-    return trace.default_process_primitive(ruled_p, tracers, {"call": call, "rules": rules}, source)
+    # Not `default_process_primitive`, whose cache of types would keep the rules, and with them F and its compiled code.
+    types, effects = types_of(*(x.aval for x in tracers), call=call, rules=rules)
+    return trace.emit_eqn(tracers, types, ruled_p, {"call": call, "rules": rules}, effects, source)
 
 
 def retraced(rules: Rules, operands: Sequence[Any]) -> Any:
@@ -216,6 +228,13 @@ def _batch(
     return outs, [0] * len(outs)
 
 
+def _refuse(message: str) -> Callable[..., NoReturn]:
+    def rule(*_: Any, **params: Any) -> NoReturn:
+        raise NotImplementedError(message)
+
+    return rule
+
+
 def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -> tuple[list[None], Arrays]:
     """Inlines the call, after all transformations, with the references that kernels create and free inside as values."""
     del rules
@@ -237,5 +256,7 @@ partial_eval.custom_staging_rules[ruled_p] = _stage
 ad.primitive_jvps[ruled_p] = _push
 batching.fancy_primitive_batchers[ruled_p] = _batch
 mlir.register_lowering(ruled_p, _lower, cacheable=False)
+ad.primitive_transposes[ruled_p] = _refuse(MSG_TRANSPOSE)
+jet.jet_rules[ruled_p] = _refuse(MSG_JET)
 if jax.__version_info__ >= (0, 11):  # which kernels need
     discharge.register_discharge_rule(ruled_p)(cast(Any, _without_references))

@@ -177,13 +177,15 @@ def _explained(plan: FunctionPlan) -> Iterator[None]:
 
 def compiled(job: Job, user_engine: Engine | None) -> Callable[..., Arrays]:
     """Returns the jitted function of a job, with its VJP. A memory plan can change its options."""
-    return _compiled(job.plan, job, user_engine, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    # JAX keeps what the rules of a call refer to as long as the jitted function, to which they may thus not refer.
+    plan = job.plan.traced()
+    return _compiled(job.plan, job._replace(plan=plan), user_engine, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
 
 
 @memoized
 def _compiled(plan: FunctionPlan, job: Job, user_engine: Engine | None, precision: str | None) -> Callable[..., Arrays]:
     def call_of(options: MemoryOptions) -> tuple[Callable[..., Arrays], str]:
-        return _call(plan, job._replace(options=options), user_engine, precision)
+        return _call(job.plan, job._replace(options=options), user_engine, precision)
 
     return jax.jit(tunable(call_of, job.options, plan.names))
 

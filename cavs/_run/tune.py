@@ -353,7 +353,7 @@ def _task(mark: LaunchMark, sched: Schedule) -> Task:
     params = jax.tree.map(drawn, plan.shapes.params)
     inputs = jax.tree.map(lambda x: drawn(x, shape.vertices), plan.shapes.inputs)
     edges = jax.tree.map(lambda x: drawn(x, shape.all_edges), plan.shapes.edges)
-    return Task(plan.function, params, sched, inputs, edges, mark.recurrence)
+    return Task(plan.function.whole, params, sched, inputs, edges, mark.recurrence)
 
 
 def few_timed(tasks: Mapping[str, Task], target: Target, seconds: float) -> dict[str, list[Timed]]:

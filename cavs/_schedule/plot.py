@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from cavs._graphs.counted import counted
 from cavs._graphs.draw import layout_of_batch, name_of
 from cavs._graphs.graphs import Graphs, check_graphs
-from cavs._readers.files import check_path
+from cavs._readers.files import check_path, replacing
 from cavs._schedule.schedule import task_table
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def plot_schedule(sched: "Schedule", path: str | os.PathLike[str] | None = None,
             left = figure.subplots()
         _draw_tasks(left, sched, colour)
         if path is not None:
-            figure.savefig(path)
+            with replacing(path) as temporary:
+                figure.savefig(temporary, format=os.path.splitext(path)[1][1:].lower())
     return figure
 
 

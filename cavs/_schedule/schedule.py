@@ -237,7 +237,7 @@ class Schedule:
         """Draws the levels of the batch, their tasks and their padding. Needs matplotlib.
 
         Args:
-            path: a file to write; its suffix chooses the format (`.png`, `.svg`, `.pdf`).
+            path: a file to write, which appears when it is complete; its suffix chooses the format (`.png`, `.svg`, `.pdf`).
             graphs: the graphs of the batch, to draw them too, coloured by level. If they have more than 600 vertices, only the
                 first ones are drawn, and the picture says so; a single graph may have 20,000.
 

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
 
 from cavs._feed.loader import Loader
+from cavs._function.arrays import is_real
 from cavs._graphs.arguments import optional_module
 from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
@@ -211,7 +211,6 @@ class _Report:
 
 def _checked(metrics: Any) -> Mapping[str, Any]:
     """Returns metrics. Raises `TypeError` if they are no dict of real numbers, and `ValueError` for a name in `OWN`."""
-    is_real = lambda x: isinstance(x, ArrayLike) and not np.iscomplexobj(x)  # noqa: E731
     if not isinstance(metrics, Mapping) or not all(map(is_real, metrics.values())):
         got = jax.tree.map(lambda x: type(x).__name__, metrics, is_leaf=lambda x: x is None)
         raise TypeError(

@@ -294,8 +294,7 @@ def _table(lines: Iterable[dict[str, Any]], header: bool) -> Iterator[str]:
 
 def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     args = _parser_of_run(f"{program} evaluate", "write a picture of the scores (.png, .pdf, .svg)").parse_args(words)
-    if args.out is not None and (Path(args.out).suffix.lower() not in PICTURES or Path(args.out).is_dir()):
-        raise Mistake(f"--out: got {args.out}; expected a name that ends in {', '.join(PICTURES)}.")
+    check_picture(args.out)
     recipe, params = _load(args.checkpoint, kind)
     with given_file(args.file) as path:
         scores = recipe.evaluate(params, path)
@@ -335,12 +334,21 @@ def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     parser.add_argument("--out", metavar="FILE", default=None, help="write a picture of the schedule (.png, .pdf, .svg)")
     args = parser.parse_args(words)
     check_file("file", args.file)
+    check_picture(args.out)
     kind = find_recipe(args.task or guess_task(args.file)) if kind is None or args.task else kind
     try:
         cavs.debug.inspect(args.file, args.batch, args.out, kind.graphs)
     except ValueError as error:
         raise Mistake(str(error)) from error
     return 0
+
+
+def check_picture(out: str | None) -> None:
+    """Raises a `Mistake` if the file of `--out` can be no picture, before anything is computed for it."""
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise Mistake(f"--out: got {out}; expected a file in an existing folder.")
+    if out is not None and (Path(out).suffix.lower() not in PICTURES or Path(out).is_dir()):
+        raise Mistake(f"--out: got {out}; expected a name that ends in {', '.join(PICTURES)}.")
 
 
 def draw(out: str, recipe: Recipe, params: Any, path: str, scores: dict[str, Any]) -> None:
