@@ -23,6 +23,7 @@ from cavs._step.concurrent_jit import BESIDE, in_turn
 from cavs.kernels import H200, Target
 
 DUMP = Path(sys.argv[1])
+LAUNCH = "cavs_(?:forward|backward)"
 OF_NOTHING = ("parameter", "constant", "bitcast", "tuple", "get-tuple-element")  # no kernels
 
 
@@ -76,7 +77,11 @@ def kernels() -> Iterator[Kernel]:
             return [known[name][number]] if number in known[name] else [*known[name].values()]
         return [x for of in ([aliases[name][int(number)]] if number else aliases[name]) for x in memory(*of)]
 
-    for line in dumped("").split("\nENTRY")[1].splitlines()[1:]:
+    *computations, entry = re.split(r"\n(?=%|ENTRY)", dumped(""))
+    # A launch that reads a part of an array is in a computation of its own.
+    launching = [f"calls={re.escape(text.split()[0])}\\b" for text in computations if "mosaic_gpu" in text]
+    launch = re.compile("|".join([LAUNCH, *launching]))
+    for line in entry.splitlines()[1:]:
         if not (m := re.match(r"\s*(?:ROOT )?%(\S+) = .*? ([\w-]+)\(((?:%|/|\)).*)", line)):
             continue
         name, operation, rest = m.groups()
@@ -86,7 +91,7 @@ def kernels() -> Iterator[Kernel]:
         elif "AllocateBuffer" not in rest:
             # An operand that a kernel writes to has the memory of a result.
             writes = [x for number, x in known[name].items() if number or len(known[name]) == 1]
-            yield Kernel("mosaic_gpu" in rest, [x for of in operands for x in memory(*of)], writes)
+            yield Kernel(launch.search(rest) is not None, [x for of in operands for x in memory(*of)], writes)
 
 
 def main() -> None:

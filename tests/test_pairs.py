@@ -177,9 +177,9 @@ def halves_in(fun: Callable[..., Any], *args: Any) -> list[Half | None]:
 
 
 def kernels_in(jaxpr: Any) -> Iterator[Any]:
-    """Yields the name and the number of thread blocks of each kernel, but for those that pack weights and wait for nothing."""
+    """Yields the name and the number of thread blocks of each launch. No thread block of other kernels waits."""
     for eqn in all_equations(jaxpr.eqns):
-        if "meshes" in eqn.params and eqn.params["name"] != "cavs_pack":
+        if "meshes" in eqn.params and eqn.params["name"] not in ("cavs_pack", "cavs_unwritten"):
             yield eqn.params["name"], math.prod(math.prod(m.grid) * math.prod(m.cluster) for m in eqn.params["meshes"])
 
 
