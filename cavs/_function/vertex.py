@@ -135,11 +135,9 @@ class VertexFunction(Generic[Pushed]):
         return copied
 
     @property
-    def whole(self) -> "VertexFunction":
-        """The function of which this is the `traced` copy, or this one."""
-        whole = self if self._whole is None else self._whole()
-        assert whole is not None, "a vertex function is run after it was deleted"
-        return whole
+    def whole(self) -> "VertexFunction | None":
+        """The function of which this is the `traced` copy, while it exists; or this one."""
+        return self if self._whole is None else self._whole()
 
     def __repr__(self) -> str:
         names = {kind: getattr(fn, "__name__", type(fn).__name__) for kind, fn in self.fns.items()}
