@@ -97,6 +97,21 @@ def test_other_arguments():
         cavs.data.Log(None, print)  # type: ignore
 
 
+def test_a_loader_within_an_epoch_and_its_step_are_copied():
+    """As inside of an object that holds both: a step could not be copied once it had run."""
+
+    @cavs.data.step
+    def step(count, sched):
+        return count + 1, {"sum": {"of": sched.input_id.sum()}}
+
+    one = loader(4, steps=2)
+    state = step(jnp.int32(0), next(iter(one)))[0]
+    other, other_step = copy.deepcopy((one, step))
+    for batches in other:  # the rest of the epoch; its last batch is short
+        state, sums = other_step(state, batches)
+    assert (int(state), sums["sum"]["of"].shape) == (3, (1,)) and other_step.compilations == 1
+
+
 def test_fields_of_a_generator_are_those_of_all_data_sets():
     """The second data set had none, and neither had a copy of the loader."""
     two = cavs.data.Loader([GRAPHS, GRAPHS], 4, fields=(name for name in ("input_id",)), steps=1)

@@ -103,6 +103,16 @@ def test_a_step_tunes_each_launch_once(used: Used) -> None:
     assert len(step.tuned) == 2 and tuned.own_file("NVIDIA H200").read_text() == file
 
 
+def test_launches_of_a_function_that_is_gone_are_not_timed(used: Used, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a loss that creates F itself: nothing need refer to it after the trace."""
+    some = batch(40)
+    marks = tune.launches_in(cavs.data.step(train)._program(some).trace(PARAMS, some).jaxpr.jaxpr)
+    assert marks and len(tune.tasks_of(marks, some)) == len(marks)
+    for mark in marks.values():
+        monkeypatch.setattr(mark.job.plan.function, "_whole", lambda: None)
+    assert not tune.tasks_of(marks, some)
+
+
 def test_what_the_step_calls_has_the_layouts_on_record(used: Used) -> None:
     """A function that the user has compiled before is traced again."""
     compiled, some = jax.jit(loss), batch(40)

@@ -136,8 +136,8 @@ class VertexFunction(Generic[Pushed]):
 
     @property
     def whole(self) -> "VertexFunction | None":
-        """The function of which this is the `traced` copy, or this one. `None` if it was deleted."""
-        return self._whole() if self._whole else self
+        """The function of which this is the `traced` copy, while it exists; or this one."""
+        return self if self._whole is None else self._whole()
 
     def __repr__(self) -> str:
         names = {kind: getattr(fn, "__name__", type(fn).__name__) for kind, fn in self.fns.items()}

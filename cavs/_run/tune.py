@@ -326,14 +326,14 @@ def settle(jaxpr: Jaxpr, batches: PyTree, target: Target, seconds: float) -> lis
 def tasks_of(marks: Mapping[str, LaunchMark], batches: PyTree) -> dict[str, Task]:
     """Returns the launches whose schedules are among the batches, with random parameters and inputs.
 
-    Those of functions that were deleted, such as one that a step makes for itself, are left out. Under a mesh that is set for
-    all of JAX, arrays are divided, and a launch would not be the one of the step: there are none.
+    Launches of a function that the traced function created for itself are left out: it does not exist any more.
+    Under a mesh that is set for all of JAX, arrays are divided, and a launch would not be the one of the step: there are none.
     """
     if not jax.sharding.get_abstract_mesh().empty:
         return {}
     scheds = _schedules(batches)
-    found = ((key, mark, mark.job.plan.function.whole) for key, mark in marks.items() if mark.job.shape in scheds)
-    return {key: _task(F, mark, scheds[mark.job.shape]) for key, mark, F in found if F is not None}
+    known = {key: (mark, mark.job.plan.function.whole) for key, mark in marks.items() if mark.job.shape in scheds}
+    return {key: _task(mark, F, scheds[mark.job.shape]) for key, (mark, F) in known.items() if F is not None}
 
 
 def _schedules(batches: PyTree) -> dict[Shape, Schedule]:
@@ -343,7 +343,7 @@ def _schedules(batches: PyTree) -> dict[Shape, Schedule]:
     return {shape: jax.device_put(Schedule(data.reshape(-1, data.shape[-1])[0], shape)) for shape, data in by_shape.items()}
 
 
-def _task(F: VertexFunction, mark: LaunchMark, sched: Schedule) -> Task:
+def _task(mark: LaunchMark, F: VertexFunction, sched: Schedule) -> Task:
     noise = 0.1 * np.random.default_rng(0).standard_normal(1 << 12, np.float32)
 
     def drawn(x: Shaped, *rows: int) -> jax.Array:

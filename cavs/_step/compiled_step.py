@@ -119,7 +119,7 @@ class Step(Generic[State, Metrics]):
         self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None, tune: float = 0
     ):
         functools.update_wrapper(self, fun)
-        self._fun, self._unroll, self._donate = checked(fun), unroll, donate
+        self._original, self._fun, self._unroll, self._donate = fun, checked(fun), unroll, donate
         self._options = dict(compiler_options or {})
         self._jitted: dict[Mesh | None, Concurrent] = {}
         self._donated = DonatedState(donate)
@@ -128,6 +128,10 @@ class Step(Generic[State, Metrics]):
         self.compiling: tuple[int, int] | None = None
         self.tuned: list[Tuned] = []
         self._seconds = tune
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are created anew, and compile for themselves."""
+        return type(self), (self._original, self._unroll, self._donate, self._options, self._seconds)
 
     def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
         key = shapes_of(batches)
