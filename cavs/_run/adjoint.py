@@ -196,9 +196,7 @@ def _with_leaves(
 
 def _if_any(cts: list[Cotangent], count: jax.Array) -> list[Cotangent]:
     """Returns zeros for a kind without vertices in this batch, whatever F computes on its rows, or from parameters alone."""
-    # Without the barrier, XLA for GPUs updates all parameters in one kernel, after the last product: all read the batch.
-    some = barrier(count > 0)
-    return [x if x.dtype == jax.dtypes.float0 else jnp.where(some, x, jnp.zeros_like(x)) for x in cts]
+    return [x if x.dtype == jax.dtypes.float0 else jnp.where(count > 0, x, jnp.zeros_like(x)) for x in cts]
 
 
 def _sum(a: list[Cotangent], b: list[Cotangent]) -> list[Cotangent]:
