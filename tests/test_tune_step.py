@@ -1,6 +1,5 @@
 """`cavs.data.step` tunes its launches before it is compiled. Programs are traced for an H200; they do not run."""
 
-import gc
 import json
 import re
 import threading
@@ -186,24 +185,6 @@ def test_of_processes_that_tune_at_the_same_time_the_first_decides(used: Used, m
     assert own() == theirs and recorded(after) and after != before
     monkeypatch.setattr(tune, "few_timed", few_timed)
     assert traced(used, cavs.data.step(train), some) == after
-
-
-def test_a_function_that_a_step_makes_for_itself_is_timed(used: Used) -> None:
-    """The step's own names are gone after the trace. If nothing else refers to a function, its launches are left out."""
-
-    def own(params: Any, batch: Any) -> tuple[Any, Any]:
-        G = cavs.VertexFunction(PROGRAM, state={"c": (128,), "h": (128,)}, arity=2)
-        sched, x = batch
-        value, grads = jax.value_and_grad(lambda params: cavs.run(G, params, sched, x, select=sched.roots).sum())(params)
-        return jax.tree.map(lambda p, g: p - g, params, grads), value
-
-    some = batch(40)
-    marks = tune.launches_in(cavs.data.step(own, tune=0)._program(some).trace(PARAMS, some).jaxpr.jaxpr)
-    gc.collect()
-    assert len(marks) == len(tune.tasks_of(marks, some)) == 2
-    for mark in marks.values():
-        mark.job.plan.function._whole = lambda: None
-    assert not tune.tasks_of(marks, some)
 
 
 def test_it_stops_when_the_time_is_up(used: Used, monkeypatch: pytest.MonkeyPatch) -> None:
