@@ -15,7 +15,7 @@ import pytest
 
 import cavs
 from cavs._fit import keeper as keepers
-from cavs._readers import files
+from cavs._graphs import files
 
 GRAPHS = cavs.from_lengths([1 + i % 4 for i in range(22)], label=np.arange(53) % 3)
 

@@ -42,9 +42,9 @@ from cavs._fit.kept import (
 from cavs._function.arrays import is_real
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import check_type
+from cavs._graphs.files import check_path, write_whole
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import save_checkpoint
-from cavs._readers.files import check_path, write_whole
 
 SAVE_EVERY = 300.0  # seconds between saves within an epoch
 

@@ -24,10 +24,10 @@ from jax.experimental import multihost_utils
 from cavs._feed.loader import Loader
 from cavs._fit.evaluate import Sums
 from cavs._graphs.checks import check_type
+from cavs._graphs.files import open_regular, read_whole, write_whole
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import restore_checkpoint
 from cavs._jaxpr.equations import is_float
-from cavs._readers.files import open_regular, read_whole, write_whole
 from cavs._readers.npz import stored_arrays
 
 try:

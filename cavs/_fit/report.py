@@ -12,7 +12,7 @@ import numpy as np
 from cavs._fit.evaluate import Sums
 from cavs._fit.kept import Evaluated, rank
 from cavs._fit.scores import ConfusionMatrix, Found
-from cavs._readers.files import write_whole
+from cavs._graphs.files import write_whole
 from cavs._readers.source import printable
 
 if TYPE_CHECKING:

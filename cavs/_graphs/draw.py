@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.counted import counted
+from cavs._graphs.files import check_path, write_whole
 from cavs._graphs.graphs import Graphs, check_graphs
-from cavs._readers.files import check_path, write_whole
 
 INK, FAINT, WRONG, PADDING = "#222222", "#b4b4b4", "#c62828", "#d9d9d9"
 LEVELS = np.array([[72, 26, 108], [57, 86, 140], [31, 150, 139], [85, 198, 103], [173, 220, 48]])  # RGB, leaves first

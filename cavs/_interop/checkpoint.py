@@ -12,8 +12,8 @@ import numpy as np
 
 from cavs._feed.loader import Loader
 from cavs._function.arrays import beyond_32_bits
+from cavs._graphs.files import check_path, open_regular, replacing, target_of
 from cavs._graphs.pytree import PyTree
-from cavs._readers.files import check_path, open_regular, replacing, target_of
 from cavs._readers.names import describe_array
 from cavs._readers.npz import stored_arrays
 

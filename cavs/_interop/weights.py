@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from cavs._graphs.arguments import optional_module
+from cavs._graphs.files import check_path, open_regular, replacing
 from cavs._graphs.pytree import PyTree
-from cavs._readers.files import check_path, open_regular, replacing
 from cavs._readers.names import describe_array, named_leaves, nested
 
 Params = TypeVar("Params")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from cavs._feed.settings import with_rows, with_sched
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
+from cavs._graphs.files import write_whole
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
@@ -19,7 +20,6 @@ from cavs._memory.bytes import BudgetError, bytes_of, bytes_of_arrays, memory_of
 from cavs._memory.divided import Choice, Collate, DividedArrays, DividedGraphs, numbers_of_parts
 from cavs._memory.fit import Verified, compiler_options
 from cavs._memory.search import BatchGradient, check_parts
-from cavs._readers.files import write_whole
 
 
 def plan(

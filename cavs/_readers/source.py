@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable
 from typing import IO
 
-from cavs._readers.files import check_path, open_regular, write_whole
+from cavs._graphs.files import check_path, open_regular, write_whole
 
 Path = str | os.PathLike[str]
 

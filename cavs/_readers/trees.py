@@ -10,9 +10,9 @@ from itertools import compress
 
 import numpy as np
 
+from cavs._graphs.files import read_whole
 from cavs._graphs.flat import children_of_parents, number_names
 from cavs._graphs.graphs import Graphs
-from cavs._readers.files import read_whole
 from cavs._readers.npz import graphs_from_bytes, graphs_to_bytes, has_stamp
 from cavs._readers.source import FormatError, Path, format_error, line_at, read_utf8, utf8_of_lines, write_bytes
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from cavs._function.keep_options import MemoryOptions
 from cavs._graphs.counted import counted
+from cavs._graphs.files import write_whole
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Var, without_constants
@@ -23,7 +24,6 @@ from cavs._jaxpr.tunable import TunableRules, with_options
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.fit import Verified, compiler_options, no_collections
 from cavs._memory.plan_batch import columns
-from cavs._readers.files import write_whole
 from cavs._remat.graph import mark, with_derivative
 from cavs._remat.loops import Point, Region
 from cavs._remat.pareto import ParetoSearch

@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from cavs._graphs.counted import counted
 from cavs._graphs.draw import layout_of_batch, name_of
+from cavs._graphs.files import check_path, replacing
 from cavs._graphs.graphs import Graphs, check_graphs
-from cavs._readers.files import check_path, replacing
 from cavs._schedule.schedule import task_table
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from cavs._feed.loader import Loader
 from cavs._function.arrays import is_real
 from cavs._graphs.arguments import optional_module
 from cavs._graphs.checks import check_type
+from cavs._graphs.files import check_path
 from cavs._graphs.pytree import PyTree
-from cavs._readers.files import check_path
 
 Record: TypeAlias = dict[str, float]
 Write: TypeAlias = Callable[[Record], object]
