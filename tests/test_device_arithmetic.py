@@ -48,10 +48,6 @@ class Memory:
             high, low = (int(np.asarray(x, np.float32).astype(half).view(np.uint16)) for x in args)
             return high << 16 | low
         offset = int(re.findall(r"\[\$\d+\+(\d+)\]", text)[0])
-        if text.startswith(("st.shared", "st.global")):
-            for n, word in enumerate(args[1:]):
-                self.words[args[0] + offset + 4 * n] = bits(word) & WORD
-            return None
         assert text.startswith(("ld.shared", "ld.global.nc"))
         return [self.words[args[0] + offset + 4 * n] for n in range(len(results))]
 
@@ -59,13 +55,17 @@ class Memory:
 def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
     memory = Memory()
 
-    def spread(total: int, threads: Any, most: int, read: Any, write: Any) -> None:
-        for u in range(total):
-            write(u, read(u))
+    def for_each(first: int, count: int, threads: int, item: Any) -> None:
+        for n in range(first, count, threads):
+            item(n)
+
+    def store_words(place: int, words: Any, offset: int = 0) -> None:
+        memory.words.update({place + offset + 4 * n: bits(word) & WORD for n, word in enumerate(words)})
 
     arith = SimpleNamespace(cmpf=lambda predicate, a, b: np.isnan(a), CmpFPredicate=SimpleNamespace(UNO=None))
     functions = {"arith": arith, "load_element": lambda ref, *at: ref[at], "to_tf32": lambda values, precision: values}
-    compute_numbers(monkeypatch, (_mosaic_weights, held, operands, reads), ptx=memory.ptx, _spread=spread, **functions)
+    functions |= {"ptx": memory.ptx, "for_each": for_each, "store_words": store_words}
+    compute_numbers(monkeypatch, (_mosaic_weights, held, operands, reads), **functions)
     return memory
 
 
@@ -141,15 +141,13 @@ def test_a_kernel_packs_the_words_of_the_interpreter(
     level = level_of(forward=False)
     config = LaunchConfig(hb, 1, 8, 1, precision, False, tight, split=split)
     layout, memory, rng = layout_of(level, config), emit_numbers(monkeypatch), np.random.default_rng(0)
-    monkeypatch.setattr(_mosaic_weights, "_inverse", lambda x: 1 / x)
     weights = [rng.integers(-1000, 1000, p.variable.aval.shape).astype(np.float32) for p in layout.packed]
     want = np.asarray(pack_weights(layout.packed, [jnp.asarray(w * power) for w in weights], level.unit, hb, precision))
-    inverses = [np.full((1, 1), 1 / power, np.float32) for _ in weights]
-    given = _mosaic_weights._paired(cast(Any, [*weights, *inverses]), inverses)
-    words = layout.words
+    words, columns, packing = layout.words, hb * split, cast(Any, _mosaic_weights._Packing)
     for cta in (0, 3):
-        store = _mosaic_weights._stores(cast(Any, 4 * words * cta))
-        _mosaic_weights._pack(layout.packed, given, cast(Any, cta), store, level.unit, config, cast(Any, None))
+        for part, w in zip(layout.packed, weights, strict=True):
+            at = (np.float32(power), cta // split * columns, cta % split * part.k, level.unit, columns, precision)
+            packing(part, w, *at, 4 * words * cta, 0, 1).run()
         got = np.array([memory.words[4 * (words * cta + n)] for n in range(words)], np.uint32)
         np.testing.assert_array_equal(got, want[cta].view(np.uint32))
 
