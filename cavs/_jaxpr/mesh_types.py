@@ -31,9 +31,9 @@ def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 
 def whole(x: jax.Array) -> jax.Array:
-    """Returns an array whose type says that it is divided over a mesh (axes of type `Explicit`) as one that no type divides.
+    """Returns `x` without the sharding of its type: an array that is divided over mesh axes of type `Explicit` is gathered.
 
-    Equations that were traced without these types could not read it. The transpose divides the cotangent again.
+    Equations that were traced without such a type cannot read the array. The transpose divides the cotangent again.
     """
     sharding = jax.typeof(x).sharding
     if all(axes is None for axes in sharding.spec):

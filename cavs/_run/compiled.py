@@ -177,7 +177,7 @@ def _explained(plan: FunctionPlan) -> Iterator[None]:
 
 def compiled(job: Job, user_engine: Engine | None) -> Callable[..., Arrays]:
     """Returns the jitted function of a job, with its VJP. A memory plan can change its options."""
-    # JAX keeps what the rules of a call refer to as long as the jitted function, to which they may thus not refer.
+    # JAX keeps the rules of a call as long as the jitted function lives, which F keeps: the rules must not refer to F.
     plan = job.plan.traced()
     return _compiled(job.plan, job._replace(plan=plan), user_engine, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
 

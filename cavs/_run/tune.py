@@ -326,7 +326,7 @@ def settle(jaxpr: Jaxpr, batches: PyTree, target: Target, seconds: float) -> lis
 def tasks_of(marks: Mapping[str, LaunchMark], batches: PyTree) -> dict[str, Task]:
     """Returns the launches whose schedules are among the batches, with random parameters and inputs.
 
-    Launches of a function that the traced function created for itself are left out: it does not exist any more.
+    Leaves out launches of vertex functions that were deleted, such as one that a step creates for itself.
     Under a mesh that is set for all of JAX, arrays are divided, and a launch would not be the one of the step: there are none.
     """
     if not jax.sharding.get_abstract_mesh().empty:

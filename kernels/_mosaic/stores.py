@@ -1,4 +1,4 @@
-"""Stores to tensors in global memory: of a tile's elements, each thread its own, and of what tells that none was stored yet."""
+"""Stores to tensors in global memory: a tile's elements, each thread its own; and marks of elements that are not stored yet."""
 
 from collections.abc import Sequence
 
@@ -92,7 +92,7 @@ def store(
 
 
 def unwritten(outputs: Sequence[jax.ShapeDtypeStruct], after: jax.Array) -> list[jax.Array]:
-    """Returns arrays of `UNWRITTEN`, which one kernel fills as soon as `after` is there.
+    """Returns arrays of `UNWRITTEN`, which one kernel fills once `after` is computed.
 
     XLA would fill each with a kernel on all multiprocessors, and what comes between two launches would wait for these.
     """
