@@ -5,8 +5,8 @@ It computes the heights of vertices, outside the clock, and `reading` is its tim
 scheduled with words and labels, transferred, and run. JAX dispatches asynchronously. The clock stops when the losses of the
 last step have arrived.
 
-On a GPU, a thread schedules, and a dispatch has 16 or 32 training steps. A run is an epoch: while it ends, the thread
-prepares the first `AHEAD` dispatches of the next one, as in a training loop.
+On a GPU, a thread schedules, and a dispatch has as many training steps as a loader chooses for an epoch of `EPOCH` batches. A
+run is an epoch: while it ends, the thread prepares the first `AHEAD` dispatches of the next one, as in a training loop.
 
 Some applications have several graphs per sample. An encoder-decoder has chains and attention graphs. A tagger has chains in
 both directions, and possibly the chains of letters of its rare words.
@@ -33,7 +33,7 @@ from cavs._run import run as _run
 from cavs._run.plans import plan_of
 from cavs.kernels import Target
 
-STEPS, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for batches of at most FEW graphs
+EPOCH = 1024  # batches of an epoch, for which the training steps of one dispatch on a GPU are chosen
 AHEAD = 2  # dispatches that are prepared ahead on a GPU
 NO_WORD = 1 << 30  # beyond every vocabulary: reads the last row and is never written
 ROOM = 8  # minimum number of spellings per batch; rounded up to a power of two, so that batches share compiled code
@@ -170,8 +170,9 @@ class Cavs:
         self.reading = (time.perf_counter() - start) / len(batches)
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, ahead=0)
-        # On a CPU as many training steps in one dispatch as a loader of its users has.
-        self.steps = self._all.steps if self._device == "cpu" else STEPS if max(sizes) > FEW else 2 * STEPS
+        # As many training steps in one dispatch as a loader of its users has.
+        epoch = indices * (1 if self._device == "cpu" else max(1, EPOCH // len(indices)))
+        self.steps = cavs.data.Loader(self._data, epoch, seed=None, policy=self._policy, shapes=self._all, ahead=0).steps
         return indices
 
     def _loader(self, batches: Iterable[np.ndarray], steps: int, ahead: int) -> cavs.data.Loader:

@@ -27,6 +27,7 @@ BUSY = 0.5  # load above which the results may be noisy
 # On a GPU one sample is a stream of steps, like an epoch, with the start-up of the system's pipeline. These are its length in
 # seconds, its maximum number of batches, and the minimum number of samples of each system.
 STREAM, LONGEST, SAMPLES = 0.35, 1024, 5
+DISPATCH = 128  # longer streams are multiples of so many batches, the most that Cavs dispatches together
 
 
 class Bench:
@@ -166,7 +167,7 @@ class Bench:
 
     def _passes(self, name: str, slot: int, steps: int) -> int:
         """Returns the passes over the batches in one sample on a GPU. Short streams are mostly start-up: measure again."""
-        passes, most = 1, max(1, LONGEST // steps)
+        passes, most, whole = 1, max(1, LONGEST // steps), DISPATCH // math.gcd(DISPATCH, steps)
         for _ in range(3):
             answer = self.ask(name, "round", slot, samples=1, passes=passes)
             if "error" in answer or passes == most:
@@ -175,6 +176,7 @@ class Bench:
             if seconds > 0.75 * STREAM:
                 break
             passes = max(1, min(most, round(passes * STREAM / seconds)))
+            passes -= passes % whole if passes > whole else 0
         return passes
 
 

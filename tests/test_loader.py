@@ -16,6 +16,7 @@ import cavs
 from cavs._feed import thread
 from cavs._feed.plan import dispatches
 from cavs._feed.sampler import epoch_batches
+from cavs._feed.settings import Settings, steps_on_gpu
 from cavs.kernels import H200
 from tests.odd_graphs import joined, random_binary_tree
 
@@ -219,6 +220,19 @@ def test_small_batches_come_in_stacks_and_large_ones_alone() -> None:
     small, alone = cavs.data.Loader(GRAPHS, 7), cavs.data.Loader(cavs.from_lengths([40_000] * 3), 1)
     assert (small.steps, alone.steps, cavs.data.Loader(GRAPHS, 7, parts=7, last="drop").steps) == (8, 1, 1)
     assert [len(batches) for batches in cavs.data.Loader(GRAPHS, [[1, 2]] * 11)] == [8, 3]
+
+
+def test_steps_of_a_dispatch_on_a_gpu_leave_few_batches_over() -> None:
+    alike = cavs.data.Loader(GRAPHS, 7, seed=None)._settings
+
+    def steps(of_shape: list[int], vertices: float = 1200, batch: int = 64, settings: Settings = alike) -> int:
+        return steps_on_gpu(settings, vertices, batch, np.array(of_shape))
+
+    assert (steps([133]), steps([132, 1]), steps([1024]), steps([7])) == (44, 44, 64, 7)
+    assert (steps([1024], batch=1), steps([1024], vertices=2**15), steps([1024], vertices=2**20)) == (128, 32, 20)
+    assert steps([1024], settings=alike._replace(collate=lambda sample: sample.sched)) == 20  # it may add large arrays
+    # With a seed, later epochs have other numbers of batches of a shape: of 127 batches, 63 would be left over.
+    assert (steps([128, 192]), steps([128, 192], settings=alike._replace(seed=0))) == (64, 60)
 
 
 def test_on_a_gpu_full_stacks_have_a_program_of_their_own() -> None:

@@ -20,9 +20,9 @@ from cavs._feed.batches import (
 from cavs._feed.delivery import (
     Delivery,
 )
-from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, position_of
+from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, Planned, position_of
 from cavs._feed.sampler import Sampler
-from cavs._feed.settings import Sample, Settings, Source, checked, members_of, refuse_others, steps_for
+from cavs._feed.settings import Sample, Settings, Source, checked, members_of, refuse_others, steps_on_cpu, steps_on_gpu
 from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
@@ -103,9 +103,9 @@ class Loader(Generic[Yielded]):
             "pad" fills up with copies of the smallest graph. Their labels are -1 and must not count in the loss; `collate`
             sees them in `sample.present`.
         shapes: the most padded shapes, each compiled when it first occurs; or a loader of the same graphs, to use its shapes.
-        steps: training steps in one dispatch. `None`: about 16 on a GPU, up to 8 on a CPU if batches are small, and 1 for a
-            mesh of CPU devices. With `steps=1` the loader yields single batches without the class `Batches`, also for functions
-            under plain `jax.jit`.
+        steps: training steps in one dispatch. `None`: about 16 to 64 on a GPU (with `collate` 16; twice as many if a batch has
+            few graphs), up to 8 on a CPU if batches are small, and 1 for a mesh of CPU devices. With `steps=1` the loader yields single batches
+            without the class `Batches`, also for functions under plain `jax.jit`.
         ahead: dispatches that a thread prepares ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
             on a GPU, else 0. What `collate` raises on the thread, the loop raises, after all batches before it.
         mesh: a mesh of one axis. Each batch is dealt to its devices, with equal numbers of graphs and about equal costs.
@@ -208,18 +208,17 @@ class Loader(Generic[Yielded]):
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)
         self._ahead = self._settings.ahead or 0
         self._steps = self._settings.steps or 1
+        self._plans = EpochPlans()
         if self._sampler.known and len(self):
             if like is None:
                 choose_shapes(self._shapes, self._sampler, self._settings)
             if self._settings.steps is None:
-                size = len(self._sampler.batches(0)[0])
-                self._steps = steps_for(self._settings, size * float(sizes.mean()), size, len(self))
+                self._choose_steps(float(sizes.mean()))
         self.epoch, self.batch, self.seen, self.waited = 0, 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
         self._received = 0  # the batches that loops over this loader have received; `seen` also counts those before a restore
         self._running: object = None  # the loop that began last, if no position was restored since
         self._stream: Stream | None = None
-        self._plans = EpochPlans()
         self._programs: set[tuple[int, int, bool]] | None = None  # of the epochs so far
         self._told = False
 
@@ -293,13 +292,26 @@ class Loader(Generic[Yielded]):
         len(self)
         return self._delivery.largest(self._planned(self.epoch)).stack
 
+    def _choose_steps(self, vertices: float) -> None:
+        """Chooses the training steps of a dispatch. `vertices`: the mean number of vertices of a sample."""
+        batches = self._sampler.batches(0)
+        size = len(batches[0])
+        if not self._settings.target.is_gpu:
+            self._steps = steps_on_cpu(self._settings, size * vertices, len(batches))
+            return
+        planned = self._shapes.plan(batches, self._sampler.sizes, self._delivery.units)
+        self._steps = steps_on_gpu(self._settings, size * vertices, size, np.bincount(planned.shape))
+        self._plans.of(0, 0, lambda: self._epoch(0, planned))
+
     def _planned(self, epoch: int) -> Epoch:
         return self._plans.of(epoch, self.epoch, lambda: self._plan(epoch, self._sampler.batches(epoch)))
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
-        planned = self._shapes.plan(batches, self._sampler.sizes, self._delivery.units)
+        return self._epoch(epoch, self._shapes.plan(batches, self._sampler.sizes, self._delivery.units))
+
+    def _epoch(self, number: int, planned: Planned) -> Epoch:
         # In a mesh the batches that are left over run one by one.
-        return Epoch.of(epoch, planned, self._steps, partial=self._settings.mesh is None)
+        return Epoch.of(number, planned, self._steps, partial=self._settings.mesh is None)
 
     def _epochs(self) -> Iterator[Epoch]:
         """Yields the rest of this epoch, in parts that are planned together."""

@@ -24,9 +24,12 @@ from cavs.kernels import Target, usable_cores
 GROUPS = ("balanced", "similar", "random")
 LAST = ("short", "drop", "pad")
 CARRIED = ("input_id", "label")  # the fields that schedules include by default
-# Training steps in one dispatch on a GPU. A dispatch costs Python about as long as a small step takes; steps of few graphs are
-# smaller still.
-STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
+# Training steps in one dispatch on a GPU, and for batches of at most `FEW` graphs. A dispatch costs about 0.13 ms, because its
+# first step does not overlap with the step before: a Tree-LSTM step (hidden 512, 16 trees, one H200, 2026-11-30) takes 163, 160
+# and 157 us with 16, 32 and 64 steps. So there are up to `MORE` times as many if the batches of a dispatch are small.
+STEPS, STEPS_OF_FEW, FEW, MORE = 16, 32, 8, 4
+VERTICES_OF_DISPATCH = 1 << 20  # some 25 MB of schedules; three dispatches are in memory
+OTHER_COUNTS = 4  # an epoch has at most about so many more or fewer batches of a shape than the first epoch
 # On a CPU: at most so many training steps in one dispatch, and so many vertices. Larger batches gain nothing from it.
 STEPS_ON_CPU, VERTICES_ON_CPU = 8, 32_768
 AHEAD = 2  # dispatches that wait on a GPU; on a CPU the training step needs the cores
@@ -252,20 +255,32 @@ def _check_dealt(settings: Settings, batch: int, samples: int) -> None:
         )
 
 
-def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> int:
-    """Returns the training steps of one dispatch on this device.
+def steps_on_cpu(settings: Settings, vertices: float, batches: int) -> int:
+    """Returns the training steps of one dispatch on a CPU.
 
-    On one CPU several if the batches are small, because a dispatch takes a few tenths of a millisecond. On a GPU about `STEPS`,
-    in multiples of four (the steps of one CUDA graph), such that few batches of the epoch are left over.
+    Several if the batches are small, because a dispatch takes a few tenths of a millisecond.
 
-    `vertices`: the mean number of vertices of a batch. `batch`: the graphs of a batch. `batches`: the batches of an epoch.
+    `vertices`: the mean number of vertices of a batch. `batches`: the batches of an epoch.
     """
-    if not settings.target.is_gpu:
-        alone = settings.mesh is None and settings.parts is None
-        return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1)))) if alone else 1
-    steps = STEPS if batch > FEW else STEPS_OF_FEW
-    choices = [n for n in range(steps - 4, steps + 9, 4) if n <= batches] or [max(1, batches)]
-    return min(choices, key=lambda n: (batches // n + batches % n, abs(n - steps)))
+    alone = settings.mesh is None and settings.parts is None
+    return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1)))) if alone else 1
+
+
+def steps_on_gpu(settings: Settings, vertices: float, batch: int, of_shape: np.ndarray) -> int:
+    """Returns the training steps of one dispatch on a GPU: many, but such that few batches are left over.
+
+    A multiple of four, the steps of one CUDA graph. A batch that is left over takes as much longer as a dispatch does, about.
+
+    `vertices`: the mean number of vertices of a batch. `batch`: its graphs. `of_shape`: (shapes,) batches of the first epoch.
+    """
+    steps = most = STEPS if batch > FEW else STEPS_OF_FEW
+    if settings.collate is None:  # which may add large arrays
+        most = int(np.clip(VERTICES_OF_DISPATCH / max(vertices, 1), steps, MORE * steps))
+    choices = np.array([n for n in range(steps - 4, most + 9, 4) if n <= of_shape.sum()] or [max(1, of_shape.sum())])
+    drawn = OTHER_COUNTS if settings.seed is not None and (of_shape > 1).sum() > 1 else 0
+    counts = np.maximum(of_shape[:, None] + np.arange(-drawn, drawn + 1), 0).ravel()
+    dispatches = (counts // choices[:, None] + counts % choices[:, None]).sum(1)
+    return int(choices[dispatches.argmin()])
 
 
 def threads_of(settings: Settings) -> int:

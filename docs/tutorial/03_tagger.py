@@ -183,7 +183,7 @@ for name, directions, epochs in (("one way", ["forward"], 6), ("both ways", ["fo
 # A GPU may finish such a small step before Python has started the next one. `cavs.data.step` runs all batches that a loader
 # yields together in one call. A loop in XLA runs over the batches; their sentences may differ, because the structure of the
 # graphs is data. The step also updates the parameters in place, and lets independent GPU kernels run at the same time. A
-# loader yields about 16 batches together on a GPU, and up to 8 small batches on a CPU. With `ahead=2` a thread prepares two
+# loader yields 16 to 128 batches together on a GPU, and up to 8 small batches on a CPU. With `ahead=2` a thread prepares two
 # dispatches ahead of the loop. We go on with the model that reads both ways.
 
 # %%
