@@ -49,9 +49,10 @@ def environment(
     device: str, threads: int, versions: dict[str, dict[str, str]], commit: str | None = None, precision: str | None = None
 ) -> dict[str, Any]:
     """Returns what a reader needs to judge or repeat the results. Pass `commit` if this is not a git checkout."""
+    changes = _git("status", "--porcelain", "--", "cavs", "vertex_programs", "kernels", "bench/*.py")
     return {
-        "commit": commit or _git("rev-parse", "HEAD"),
-        "changed": bool(_git("status", "--porcelain", "--", "cavs", "vertex_programs", "kernels", "bench/*.py")),
+        "commit": commit or _git("rev-parse", "HEAD") or "unknown",
+        "changed": None if changes is None else bool(changes),  # `None`: unknown
         "device": device,
         "threads": threads,
         "cores": cores(),
@@ -63,12 +64,13 @@ def environment(
     }
 
 
-def _git(*arguments: str) -> str:
+def _git(*arguments: str) -> str | None:
+    """Returns what git prints, or `None` if this is not a git checkout."""
     command = ["git", "-C", str(RESULTS.parent.parent), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return None
 
 
 def key(record: dict[str, Any]) -> tuple[Any, ...]:
