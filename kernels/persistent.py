@@ -98,7 +98,7 @@ def _launch(
     shapes = {name: jax.ShapeDtypeStruct((out.rows, out.width), out.dtype) for name, out in outputs.items()}
     if awaited := [name for name in outputs if flows and name in program.exchanged() and name not in held]:
         # Filled after the previous launch: otherwise XLA fills those of several steps while a launch runs, and delays it.
-        filled = device_of(config).unwritten([shapes[name] for name in awaited], counters)
+        filled = device_of(config).mark_unwritten([shapes[name] for name in awaited], counters)
         held |= {name: jax.new_ref(x) for name, x in zip(awaited, filled, strict=True)}
     counted = jax.new_ref(counters)
     fresh = {name: shape for name, shape in shapes.items() if name not in held}

@@ -49,7 +49,7 @@ def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, spins: int)
     del counters, slot, target, spins
 
 
-def unwritten(outputs: Sequence[jax.ShapeDtypeStruct], after: jax.Array) -> list[jax.Array]:
+def mark_unwritten(outputs: Sequence[jax.ShapeDtypeStruct], after: jax.Array) -> list[jax.Array]:
     """Returns arrays that nothing has written."""
     del after
     return [persistent.unwritten(out.shape, out.dtype) for out in outputs]

@@ -104,8 +104,8 @@ class Loader(Generic[Yielded]):
             sees them in `sample.present`.
         shapes: the most padded shapes, each compiled when it first occurs; or a loader of the same graphs, to use its shapes.
         steps: training steps in one dispatch. `None`: about 16 to 64 on a GPU (with `collate` 16; twice as many if a batch has
-            few graphs), up to 8 on a CPU if batches are small, and 1 for a mesh of CPU devices. With `steps=1` the loader yields single batches
-            without the class `Batches`, also for functions under plain `jax.jit`.
+            few graphs), up to 8 on a CPU if batches are small, and 1 for a mesh of CPU devices. With `steps=1` the loader
+            yields single batches without the class `Batches`, also for functions under plain `jax.jit`.
         ahead: dispatches that a thread prepares ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
             on a GPU, else 0. What `collate` raises on the thread, the loop raises, after all batches before it.
         mesh: a mesh of one axis. Each batch is dealt to its devices, with equal numbers of graphs and about equal costs.

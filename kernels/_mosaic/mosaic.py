@@ -17,6 +17,6 @@ from cavs.kernels._mosaic.products import product as product
 from cavs.kernels._mosaic.reductions import segments as segments, whole_rows as whole_rows
 from cavs.kernels._mosaic.ring import begin_ring as begin_ring
 from cavs.kernels._mosaic.rows import product_rows as product_rows, read_product as read_product
-from cavs.kernels._mosaic.stores import store as store, unwritten as unwritten
+from cavs.kernels._mosaic.stores import mark_unwritten as mark_unwritten, store as store
 from cavs.kernels._mosaic.weights import copy_weights as copy_weights, pack_weights as pack_weights
 from cavs.kernels._mosaic.wide import wide_product as wide_product

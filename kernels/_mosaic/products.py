@@ -168,7 +168,7 @@ class _Product(Reader):
                     sent += 1
                 values = queue.pop(0)
                 if i >= depth:
-                    late = late | self.unwritten(step.pointers, values)
+                    late = late | self.any_unwritten(step.pointers, values)
                 self._multiply_chunk(step, weights, values, totals, groups)
             return [functools.reduce(operator.add, parts) for key in keys for parts in zip(*totals[key], strict=True)], late
 

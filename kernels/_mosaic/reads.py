@@ -135,7 +135,7 @@ class Reader:
             attempt = [self.read(step) for step in steps]
             late = false()
             for step, values in zip(steps, attempt, strict=True):
-                late = late | self.unwritten(step.pointers, values)
+                late = late | self.any_unwritten(step.pointers, values)
             return [x for values in attempt for numbers in values for x in numbers], late
 
         kinds = [p.kind for step in steps for p in step.pointers for _ in range(p.quarter // 4)]
@@ -150,7 +150,7 @@ class Reader:
         left = iter(if_else(self.valid, kinds, numbers, lambda: [constant(kind, 0) for kind in kinds]))
         return [[next(left) for _ in range(p.quarter // 4)] if p.partial else p.read(step.chunk) for p in step.pointers]
 
-    def unwritten(self, pointers: list[Pointer], values: list[list[Register]]) -> Predicate:
+    def any_unwritten(self, pointers: list[Pointer], values: list[list[Register]]) -> Predicate:
         """Whether one of the elements that this thread has read by these pointers is not written yet."""
         missing, least = false(), None
         for x in (x for p, numbers in zip(pointers, values, strict=True) if p.awaited for x in numbers):

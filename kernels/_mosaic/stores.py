@@ -27,7 +27,7 @@ from cavs.kernels._program.arrays import Ref
 from cavs.kernels._program.widths import UNWRITTEN
 from cavs.kernels.precision import stored_as
 
-_BLOCKS, _THREADS = 64, 512  # of `unwritten`
+_BLOCKS, _THREADS = 64, 512  # of `mark_unwritten`
 
 
 def store(
@@ -91,7 +91,7 @@ def store(
     emit(ref, value, base, tile.row, tile.last, column, [] if valid is None else [valid])
 
 
-def unwritten(outputs: Sequence[jax.ShapeDtypeStruct], after: jax.Array) -> list[jax.Array]:
+def mark_unwritten(outputs: Sequence[jax.ShapeDtypeStruct], after: jax.Array) -> list[jax.Array]:
     """Returns arrays of `UNWRITTEN`, which one kernel fills once `after` is computed.
 
     XLA would fill each with a kernel on all multiprocessors, and what comes between two launches would wait for these.
