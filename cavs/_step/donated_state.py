@@ -10,6 +10,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cavs._function.arrays import beyond_32_bits
 from cavs._graphs.pytree import PyTree
 
+MSG_DIVIDED = (
+    "step: state: got {} that is divided over {} devices ({}); expected a state that each device has in full. Write "
+    "jax.device_put(state, jax.devices()[0]), or jax.jit for the step."
+)
 MSG_LEAF = (
     "step: state: got a leaf {} that is {}; expected arrays and numbers ({}). Keep functions and other static parts out of the "
     "state, as equinox.partition does."
@@ -37,6 +41,7 @@ class DonatedState:
 
         Raises:
             TypeError: a leaf is neither an array nor a number.
+            ValueError: a leaf is divided over devices.
             ValueError, OverflowError: a number does not fit JAX's 32 bits.
         """
         same_mesh = mesh == self._mesh
@@ -49,6 +54,9 @@ class DonatedState:
                 return x
             if text := beyond_32_bits(x):
                 raise ValueError(f"step: state: got a leaf {jax.tree_util.keystr(path)} of {text}")
+            if isinstance(x, jax.Array) and not x.is_fully_replicated:
+                leaf = f"a leaf {jax.tree_util.keystr(path)}" if path else "an array"
+                raise ValueError(MSG_DIVIDED.format(leaf, len(x.sharding.device_set), x.sharding))
             try:
                 return self._copied(x, sharding)
             except (TypeError, OverflowError) as error:
