@@ -130,6 +130,14 @@ def test_copies_of_loaders_over_iterators_are_refused():
     assert len([*one]) == 3
 
 
+def test_a_mesh_is_copied_but_not_pickled():
+    """JAX said only that it cannot pickle a device."""
+    one = loader(4, mesh=jax.make_mesh((1,), ("data",)))
+    assert copy.deepcopy(one).state() == copy.copy(one).state() == one.state()
+    with pytest.raises(TypeError, match=r"Loader: mesh: got a pickle .* Pickle loader.state\(\), .* and restore\(state\)"):
+        pickle.dumps(one)
+
+
 @pytest.mark.parametrize(
     "state", [None, {}, {"epoch": 3}, {"epoch": 0, "batch": -1, "seen": 0, "steps": 1, "order": 0}, [1, 2, 3, 4]]
 )
