@@ -17,7 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from cavs._function.children import wide
-from cavs._jaxpr.mesh_types import vary, whole
+from cavs._jaxpr.mesh_types import unsharded, vary
 from cavs._jaxpr.settings import promoting
 from cavs._run.manual_axes import checked_axes
 
@@ -57,8 +57,8 @@ def softmax_loss(
     Raises:
         ValueError: if shapes do not fit together, or `labels` are no integers.
     """
-    h, w, b, labels = (whole(jnp.asarray(x)) for x in (h, w, b, labels))
-    weight = jnp.ones(labels.shape, h.dtype) if weight is None else whole(jnp.asarray(weight))
+    h, w, b, labels = (unsharded(jnp.asarray(x)) for x in (h, w, b, labels))
+    weight = jnp.ones(labels.shape, h.dtype) if weight is None else unsharded(jnp.asarray(weight))
     _check(h, w, b, labels, weight)
     has = labels >= 0
     weight = jnp.where(has, weight.astype(jnp.result_type(h, w, b)), 0)
