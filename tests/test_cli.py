@@ -109,6 +109,7 @@ MISTAKES = {
     "train --task lm": "FILE: got nothing; expected a text file, .*. Write: cavs train --task language_model FILE",
     "train FILE --out RUN": "--out: got .*, which already contains a run; expected another folder. To continue, write --resume",
     "train FILE --out plots": "--out: got plots, which has a curve.png of its own; expected another folder, as training",
+    "train FILE --out notes.doc": "--out: got notes.doc, a file; expected a folder, which is created if it does not exist",
     "predict RUN FILE --out FILE": "--out: got file.txt, which is FILE; expected another file, as its samples would be",
     "train --resume": "there is no run under runs/",
     "train --resume nowhere": "--resume: got nowhere; expected the folder of a run",
