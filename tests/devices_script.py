@@ -65,6 +65,16 @@ def losses(*meshes, steps=None, die_at=None):
     return found, [np.asarray(x).tolist() for x in jax.tree.leaves(state)]
 
 
+def refusal(mesh: jax.sharding.Mesh) -> str:
+    """The error of a step whose state is divided over a mesh. The state went to one device silently."""
+    state = {"w": jax.device_put(np.ones((8, 2)), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))}
+    try:
+        cavs.data.step(lambda state, sched: (state, 0))(state, cavs.schedule(data()))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def mesh_of(devices: list[jax.Device]) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(devices), ("data",))
 
@@ -83,6 +93,7 @@ def main() -> None:
         cavs.data.Loader(data(), 8).restore(state)  # on one device, the same batches follow
         found["alone"] = losses(None)
         found["four"] = losses(mesh_of(jax.local_devices()))
+        found["refusal"] = refusal(mesh_of(jax.local_devices()))
         found["in turn"] = losses(mesh_of(jax.local_devices()), None)
     with open(f"{folder}/{number}.json", "w") as file:
         json.dump(found, file)

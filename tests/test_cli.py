@@ -109,7 +109,10 @@ MISTAKES = {
     "train --task lm": "FILE: got nothing; expected a text file, .*. Write: cavs train --task language_model FILE",
     "train FILE --out RUN": "--out: got .*, which already contains a run; expected another folder. To continue, write --resume",
     "train FILE --out plots": "--out: got plots, which has a curve.png of its own; expected another folder, as training",
+    "train FILE --out notes.doc": "--out: got notes.doc, a file; expected a folder, which is created if it does not exist",
     "predict RUN FILE --out FILE": "--out: got file.txt, which is FILE; expected another file, as its samples would be",
+    "predict RUN FILE --out RUN/best.npz": "--out: got .*best.npz, a file of a run; expected another file, as the run would",
+    "evaluate RUN FILE --out RUN/curve.png": "--out: got .*curve.png, a file of a run; expected another file",
     "train --resume": "there is no run under runs/",
     "train --resume nowhere": "--resume: got nowhere; expected the folder of a run",
     "train --resume RUN --hidden 7": "--resume: got --hidden, which cannot change: all but --epochs, --max-steps, --patience",
@@ -139,7 +142,7 @@ def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkey
     (tmp_path / "notes.doc").write_text("")
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "curve.png").write_text("")
-    words = [str(run) if word == "RUN" else files.get(word, (word,))[0] for word in line.split()]
+    words = [files.get(word, (word,))[0].replace("RUN", str(run)) for word in line.split()]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert re.search(MISTAKES[line], error), error

@@ -1,6 +1,8 @@
 """The debugging tools: `interpret`, `compare` and `find_nan`."""
 
+import gc
 import sys
+import weakref
 from typing import Any
 
 import jax
@@ -120,6 +122,22 @@ def test_a_program_agrees_with_the_interpreter() -> None:
         program.vertex_function(), program.init(jax.random.key(0)), GRAPHS_, X.astype(np.float32), gradients=False
     )
     assert report.first is None and str(report).startswith("run and interpret agree: states and pushes of 9 vertices, largest")
+
+
+def test_a_comparison_does_not_keep_its_function_alive() -> None:
+    """Nor that of `find_nan`."""
+
+    def cell(w: jax.Array, v: cavs.Vertex) -> None:
+        v.scatter(h := w * (v.pull() + v.gather(0)))
+        v.push(h)
+
+    F = cavs.VertexFunction(cell, state=(), arity=1)
+    args = jnp.float64(2), cavs.from_lengths([2]), jnp.ones(2)
+    assert cavs.debug.compare(F, *args).first is None and cavs.debug.find_nan(F, *args) is None
+    alive = weakref.ref(F)
+    del F
+    gc.collect()
+    assert alive() is None
 
 
 def test_the_first_difference_is_named() -> None:

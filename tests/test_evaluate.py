@@ -1,10 +1,12 @@
 """`cavs evaluate` and `cavs predict`: scores of known answers, tables, JSON, distributions, phrases and standard input."""
 
 import dataclasses
+import gc
 import io
 import json
 import re
 import sys
+import weakref
 from pathlib import Path
 
 import jax
@@ -120,6 +122,35 @@ def test_predictions_of_picked_graphs_have_the_order_of_their_data():
     found = cavs.data.predict(lambda _, scheds: 10 * scheds[0].input_id, 0, loader)
     np.testing.assert_array_equal(found[found > 0], 10 * np.flatnonzero(found > 0))
     assert found.shape == (10,) and (found > 0).sum() >= 5
+
+
+class Predictor:
+    """A model, with its parameters in it."""
+
+    def __init__(self) -> None:
+        self.w, self.traced = jnp.arange(3.0), 0
+
+    def numbers(self, _, sched):
+        self.traced += 1
+        return sched.label * self.w.sum()
+
+
+def test_functions_are_compiled_once_and_not_kept_alive():
+    """The last sixteen were, and the models to which they refer."""
+    loader = cavs.data.Loader(cavs.from_lengths([1, 5, 2], label=np.arange(8)), 3, steps=1)
+    model = Predictor()
+
+    def sums(_, sched, model=model):
+        return {"sum": cavs.data.total(model.numbers(_, sched))}
+
+    for _ in range(2):
+        np.testing.assert_array_equal(cavs.data.predict(model.numbers, 0, loader), 3 * np.arange(8))
+        cavs.data.evaluate(sums, 0, loader)
+    assert model.traced == 2
+    alive = weakref.ref(model.w)
+    del model, sums
+    gc.collect()
+    assert alive() is None
 
 
 def test_what_cannot_be_predicted_is_named():

@@ -130,6 +130,14 @@ def test_copies_of_loaders_over_iterators_are_refused():
     assert len([*one]) == 3
 
 
+def test_a_mesh_is_copied_but_not_pickled():
+    """JAX said only that it cannot pickle a device."""
+    one = loader(4, mesh=jax.make_mesh((1,), ("data",)))
+    assert copy.deepcopy(one).state() == copy.copy(one).state() == one.state()
+    with pytest.raises(TypeError, match=r"Loader: mesh: got a pickle .* Pickle loader.state\(\), .* and restore\(state\)"):
+        pickle.dumps(one)
+
+
 @pytest.mark.parametrize(
     "state", [None, {}, {"epoch": 3}, {"epoch": 0, "batch": -1, "seen": 0, "steps": 1, "order": 0}, [1, 2, 3, 4]]
 )
@@ -196,6 +204,8 @@ def test_numbers_of_a_state_that_jax_would_cut(meshed, of_32_bits):
             keep({"sum": {"n": x}}, batches)
     with pytest.raises(OverflowError, match=r"step: state: got a leaf \[0\] that is 4294967296; expected"):
         keep([2**32], batches)
+    with pytest.raises(TypeError, match=r"step: state: got a leaf \[0\] that is traced, .* Call it outside, or write step"):
+        jax.jit(lambda x: cavs.data.step(lambda state, sched: (state, 0))((x,), next(iter(loader(4)))))(jnp.ones(2))
     with pytest.raises(TypeError, match=r"step: state: got a leaf \[1\] that is 'relu'; expected arrays and numbers .*equinox"):
         keep([1, "relu"], batches)
     fits = [np.array([2**31 - 1, -(2**31)]), np.uint64(2**32 - 1), np.array([1e38, -np.inf, np.nan]), np.zeros(0, int)]

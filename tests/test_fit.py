@@ -168,6 +168,14 @@ def test_the_first_line_of_vectors_may_begin_with_a_mark_and_be_counts(tmp_path)
         assert found.all() and rows.tolist() == [[1, 2], [3, 4]]
 
 
+def test_words_and_lines_of_vectors_may_occur_twice(tmp_path):
+    """Only the last place of a word was filled, by the last line with it."""
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 2\nthe 3 4\nbad 5 6\n")
+    found, rows = read_vectors(str(path), ["the", "bad", "the", "The"])
+    assert found.all() and rows.tolist() == [[1, 2], [5, 6], [1, 2], [1, 2]]
+
+
 def test_a_broken_line_of_vectors_is_named(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_text("the 1 2\nbad 3\n")

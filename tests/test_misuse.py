@@ -31,6 +31,14 @@ def call(fn: Any, inputs: Any = ONES, **kwargs: Any) -> Any:
     return cavs.run(function, {"u": np.eye(H)}, kwargs.pop("sched", cavs.schedule(TREE)), inputs, **kwargs)
 
 
+def add(n: Any, v: cavs.Vertex) -> None:
+    v.scatter(v.pull())
+    v.push(v.pull() + jax.tree.leaves(n)[0])
+
+
+TWO, F_OF_INTS = cavs.from_lengths([2]), cavs.VertexFunction(add, state=jax.ShapeDtypeStruct((), jnp.int32))
+
+
 def test_the_good_one_runs() -> None:
     assert call(good).shape == (3, H)
 
@@ -164,6 +172,30 @@ def test_inputs_that_are_no_numbers(x: np.ndarray) -> None:
 def test_inputs_of_the_wrong_length(inputs: Any, match: str) -> None:
     with pytest.raises(ValueError, match=re.escape(match)):
         call(good, inputs)
+
+
+BIG = np.array([1, 2**40 + 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("run: inputs", lambda x: cavs.run(F_OF_INTS, jnp.int32(1), cavs.schedule(TWO), x)),
+        ("run: params", lambda x: cavs.run(F_OF_INTS, {"n": x}, cavs.schedule(TWO), jnp.arange(2))),
+        ("run: params", lambda x: cavs.run(F_OF_INTS, {"n": int(x[1])}, cavs.schedule(TWO), jnp.arange(2))),
+        ("run: select", lambda x: cavs.run(F_OF_INTS, jnp.int32(1), cavs.schedule(TWO), jnp.arange(2), select=x)),
+        ("interpret: inputs", lambda x: cavs.interpret(F_OF_INTS, jnp.int32(1), TWO, x)),
+        ("readout: values", lambda x: cavs.readout(x, cavs.schedule(TWO))),
+        ("rows: ids", lambda x: cavs.data.rows(jnp.ones((3, 2)), x)),
+        ("mean: x", lambda x: cavs.data.mean(x)),
+        ("total: x", lambda x: cavs.data.total(x)),
+        ("softmax_loss: labels", lambda x: cavs.data.softmax_loss(jnp.ones((2, 3)), jnp.ones((3, 4)), jnp.zeros(4), x)),
+    ],
+)
+def test_values_that_32_bits_cannot_hold(name: str, use: Any) -> None:
+    """JAX takes the lower half of an integer: 1 for 2**40 + 1."""
+    with jax.enable_x64(False), pytest.raises(ValueError, match=f"{name}: got dtype int.* expected values that fit int32"):
+        use(BIG)
 
 
 def test_inputs_under_jit_must_be_padded() -> None:

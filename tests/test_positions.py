@@ -106,3 +106,22 @@ def test_a_copy_continues_where_its_loader_is(copied: Any, how: dict[str, Any]) 
     assert other.state() == loader.state() and (done := other.batch) > 0
     assert received(other) == received(whole)[done:]
     assert received([copied(batches)]) == received([batches])
+
+
+class Named(cavs.data.Loader):
+    """A loader of a user."""
+
+    def __init__(self, name: str, graphs: cavs.Graphs):
+        self.before = [name]
+        super().__init__(graphs, 3, steps=1)
+        self.after = name
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_subclass_has_its_attributes(copied: Any) -> None:
+    """It called `__init__` with the arguments of a `Loader`."""
+    loader = Named("train", GRAPHS)
+    next(iter(loader))
+    other = copied(copied(loader))
+    assert (type(other), other.before, other.after) == (Named, ["train"], "train")
+    assert other.state() == loader.state() and received(other) == received(Named("all", GRAPHS))[1:]

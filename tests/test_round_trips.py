@@ -93,3 +93,15 @@ def test_labels_that_no_reader_takes_are_not_written(tmp_path, field, values):
     graphs = cavs.from_lengths([1, 1, 1], **{field: np.array(values)})
     with pytest.raises(ValueError, match=f"write_edges: {field}: got .* not finite real numbers; expected such numbers, or"):
         write_edges(graphs, tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("field", ["graph_label", "x", "label"])
+def test_integers_that_no_reader_takes_are_not_written(tmp_path, field):
+    for largest in (2**63 - 1, 2**63):
+        graphs = cavs.from_lengths([1, 1], **{field: np.array([[0], [largest]], np.uint64)})
+        if largest < 2**63:
+            write_edges(graphs, tmp_path / "a.jsonl")
+            np.testing.assert_array_equal(getattr(cavs.io.read_edges(tmp_path / "a.jsonl"), field), [[0], [largest]])
+            continue
+        with pytest.raises(ValueError, match=f"write_edges: {field}: got the integer {largest}; expected .* cavs.io.save_npz"):
+            write_edges(graphs, tmp_path / "b.jsonl")

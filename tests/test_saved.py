@@ -96,6 +96,18 @@ def test_weights_of_numpy_load_like_themselves_in_32_bits(tmp_path: Path, of_32_
         cavs.io.load_params(tmp_path / "a", like=params | {"w": np.ones(2, np.float16)})
 
 
+@pytest.mark.parametrize("value", [2**40, 2**40 + 1.0, 1e300])
+def test_weights_that_32_bits_cannot_hold_are_refused(value: float, tmp_path: Path, of_32_bits: None) -> None:
+    """An integer of 64 bits was 0, and a float infinite."""
+    cavs.io.save_params({"w": np.array([value]), "small": np.ones(2, jnp.bfloat16)}, tmp_path / "a")
+    for like in (None, {"w": np.array([value]), "small": np.ones(2, jnp.bfloat16)}):
+        if isinstance(value, float) and value < 1e39:  # which is rounded
+            assert cavs.io.load_params(tmp_path / "a", like)["w"] == np.float32(value)
+            continue
+        with pytest.raises(ValueError, match="load_params: .*: got an array 'w' of dtype .*64 with .* as JAX has 32 bits"):
+            cavs.io.load_params(tmp_path / "a", like)
+
+
 def test_weights_that_differ_from_like_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     path = tmp_path / "w"

@@ -108,7 +108,7 @@ def test_launches_of_a_function_that_is_gone_are_not_timed(used: Used, monkeypat
     marks = tune.launches_in(cavs.data.step(train)._program(some).trace(PARAMS, some).jaxpr.jaxpr)
     assert marks and len(tune.tasks_of(marks, some)) == len(marks)
     for mark in marks.values():
-        monkeypatch.setattr(mark.job.plan.function, "_whole", lambda: None)
+        monkeypatch.setattr(mark.job.plan.function, "_original", lambda: None)
     assert not tune.tasks_of(marks, some)
 
 

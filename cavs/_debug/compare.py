@@ -18,6 +18,7 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.memo import memoized
 from cavs._run.run import run
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import schedule
@@ -240,9 +241,9 @@ def probed(F: VertexFunction, params: PyTree, inputs: PyTree, num_vertices: int)
     return _probe(F, avals), deltas
 
 
-@functools.lru_cache(maxsize=16)
+@memoized
 def _probe(F: VertexFunction, avals: tuple[jax.ShapeDtypeStruct, ...]) -> VertexFunction:
-    """The function of `probed`. It is cached so that later calls reuse its compiled code."""
+    """The function of `probed`. Later calls reuse its compiled code."""
 
     def wrap(fn: Callable[[PyTree, Vertex], None]) -> Callable[[PyTree, Vertex], None]:
         def one_vertex(params: PyTree, v: Vertex) -> None:

@@ -16,7 +16,7 @@ from cavs._function.vertex import Pushed, Vertex, VertexFunction, check_function
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.mesh_types import whole
+from cavs._jaxpr.mesh_types import unsharded
 from cavs._run.plans import plan_of
 
 # (row, params, row of the inputs, rows of the edges to the children, states of the children) -> (state, pushes)
@@ -88,7 +88,7 @@ def interpret(
 def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edges: PyTree, call: Call) -> PyTree:
     """Implements `interpret`; `call` evaluates one vertex."""
     check_graphs(graphs, "interpret(F, params, graphs, inputs)")
-    params = jax.tree.map(whole, as_arrays(params, "interpret: params"))
+    params = jax.tree.map(unsharded, as_arrays(params, "interpret: params"))
     inputs = checked_rows("interpret: inputs", inputs, graphs.num_vertices, "vertex")
     edges = checked_rows("interpret: edges", edges, graphs.num_edges, "edge")
     if not graphs.num_vertices:
@@ -165,7 +165,7 @@ def edges_of(graphs: Graphs, row: int, edges: PyTree) -> PyTree:
 
 def checked_rows(name: str, rows: PyTree, count: int, noun: str) -> PyTree:
     """Returns arrays with one row per `noun`. Raises a `ValueError`, which begins with `name`, if there are not `count`."""
-    rows = jax.tree.map(whole, as_arrays(rows, name))
+    rows = jax.tree.map(unsharded, as_arrays(rows, name))
     shapes = [jnp.shape(x) for x in jax.tree.leaves(rows)]
     if any(shape[:1] != (count,) for shape in shapes):
         raise ValueError(f"{name}: got leaves of shapes {shapes}; expected a first axis of {count}, one row per {noun}.")

@@ -190,8 +190,9 @@ class Loader(Generic[Yielded]):
         shuffle: bool = True,
         **others: Any,
     ):
+        of_subclass = {*vars(self)}  # what a subclass has set already
         fields = tuple(fields) if isinstance(fields, Iterator) else fields  # read for each data set, and by copies
-        self._arguments = {name: x for name, x in locals().items() if name not in ("self", "others")}
+        self._arguments = {name: x for name, x in locals().items() if name not in ("self", "others", "of_subclass")}
         refuse_others(others, inspect.signature(type(self)).parameters)
         if not isinstance(shuffle, bool):
             raise TypeError(f"Loader: shuffle: got {shuffle!r}; expected True or False.")
@@ -221,19 +222,24 @@ class Loader(Generic[Yielded]):
         self._stream: Stream | None = None
         self._programs: set[tuple[int, int, bool]] | None = None  # of the epochs so far
         self._told = False
+        self._own = {*vars(self)} - of_subclass
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles, such as those for another process, are created anew and continue at the position.
 
+        They have the attributes of a subclass, whose `__init__` does not run again.
+
         Raises:
-            TypeError: the batches come from an iterator, of which both would get a part.
+            TypeError: the batches come from an iterator, of which both would get a part; or a pickle would hold a mesh.
         """
         if isinstance(self._settings.batches, Iterator):
             raise TypeError(
                 "Loader: got a copy or a pickle of a loader whose batches come from an iterator; expected batches that can be "
                 "read again. Write Loader(graphs, [*batches]), or create a second loader with a new iterator."
             )
-        return _copied, (type(self), self._arguments, self.state())
+        arguments = self._arguments | {"mesh": _MeshOfCopies(self._settings.mesh)}
+        others = {name: x for name, x in vars(self).items() if name not in self._own and not name.startswith("__")}
+        return _copied, (type(self), arguments, others, self.state())
 
     def __len__(self) -> int:
         """Returns the number of batches of an epoch.
@@ -406,8 +412,28 @@ class Loader(Generic[Yielded]):
         return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])
 
 
-def _copied(kind: type[Loader], arguments: dict[str, Any], position: dict[str, int]) -> Loader:
-    loader = kind(**arguments)
+class _MeshOfCopies:
+    """The mesh of a loader that is copied, but not pickled: its devices exist in this process."""
+
+    def __init__(self, mesh: Mesh | None):
+        self.mesh = mesh
+
+    def __deepcopy__(self, memo: Any) -> "_MeshOfCopies":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.mesh is None:
+            return _MeshOfCopies, (None,)
+        raise TypeError(
+            "Loader: mesh: got a pickle of a loader with a mesh, whose devices are those of this process; expected none. "
+            "Pickle loader.state(), and write Loader(..., mesh=mesh) and restore(state) in the other process."
+        )
+
+
+def _copied(kind: type[Loader], arguments: dict[str, Any], others: dict[str, Any], position: dict[str, int]) -> Loader:
+    loader = kind.__new__(kind)
+    vars(loader).update(others)
+    Loader.__init__(loader, **arguments | {"mesh": arguments["mesh"].mesh})
     loader.restore(position)
     return loader
 

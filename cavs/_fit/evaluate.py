@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, overload
 
@@ -48,17 +50,31 @@ class PendingSums(collections.deque[dict[str, Any]]):
         return total
 
 
-@functools.lru_cache(maxsize=16)
+# What compiles each function, as long as it exists; a method, as long as its object does.
+_KNOWN: dict[tuple[int, Any], Callable[..., PyTree]] = {}
+
+
 def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """The function of one batch, for one batch or for a dispatch of them."""
+    """The function of one batch, for one batch or for a dispatch of them: compiled once, and freed with `fun`."""
+    method = isinstance(fun, types.MethodType)  # Python creates a new one for each `object.method`
+    owner, key = (fun.__self__, (id(fun.__self__), fun.__func__)) if method else (fun, (id(fun), None))
+    if key not in _KNOWN:
+        try:
+            reference = weakref.WeakMethod(fun) if method else weakref.ref(fun)
+        except TypeError:  # its class has slots
+            return jax.jit(functools.partial(_call, lambda: fun))
+        _KNOWN[key] = jax.jit(functools.partial(_call, reference))
+        weakref.finalize(owner, _KNOWN.pop, key).atexit = False
+    return _KNOWN[key]
 
-    def call(params: PyTree, batches: PyTree) -> PyTree:
-        if not isinstance(batches, Batches):
-            return fun(params, batches)
-        one = lambda params, batch: (params, fun(params, batch))  # noqa: E731
-        return over_batches(one, params, batches, different=MSG_VARYING)[1]
 
-    return jax.jit(call)
+def _call(reference: Callable[[], Any], params: PyTree, batches: PyTree) -> PyTree:
+    """Calls the function of a reference with one batch, or with each batch of a dispatch."""
+    fun = reference()
+    if not isinstance(batches, Batches):
+        return fun(params, batches)
+    one = lambda params, batch: (params, fun(params, batch))  # noqa: E731
+    return over_batches(one, params, batches, different=MSG_VARYING)[1]
 
 
 def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: Loader) -> Sums:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from cavs._function.arrays import as_array
 from cavs._function.children import wide
-from cavs._jaxpr.mesh_types import vary, whole
+from cavs._jaxpr.mesh_types import unsharded, vary
 from cavs._jaxpr.settings import promoting
 from cavs._run.manual_axes import checked_axes
 
@@ -57,8 +58,9 @@ def softmax_loss(
     Raises:
         ValueError: if shapes do not fit together, or `labels` are no integers.
     """
-    h, w, b, labels = (whole(jnp.asarray(x)) for x in (h, w, b, labels))
-    weight = jnp.ones(labels.shape, h.dtype) if weight is None else whole(jnp.asarray(weight))
+    named = {"h": h, "w": w, "b": b, "labels": labels}
+    h, w, b, labels = (unsharded(as_array(x, f"softmax_loss: {name}")) for name, x in named.items())
+    weight = jnp.ones(labels.shape, h.dtype) if weight is None else unsharded(as_array(weight, "softmax_loss: weight"))
     _check(h, w, b, labels, weight)
     has = labels >= 0
     weight = jnp.where(has, weight.astype(jnp.result_type(h, w, b)), 0)

@@ -18,33 +18,49 @@ EQUINOX = (
 def as_arrays(tree: PyTree, where: str, cure: str = EQUINOX) -> PyTree:
     """Returns `tree` with all leaves as JAX arrays.
 
-    Raises `TypeError` if a leaf is not an array; the message names the argument `where`, and the first such leaf. It
-    ends with `cure` if the leaf is no array of NumPy, either.
+    Raises `TypeError` if a leaf is not an array, and `ValueError` if it does not fit JAX's 32 bits; the message names the
+    argument `where`, and the first such leaf. It ends with `cure` if the leaf is no array of NumPy, either.
     """
     try:
-        return jax.tree.map(jnp.asarray, tree)
-    except (TypeError, ValueError):
+        return jax.tree.map(_fitting, tree)
+    except (TypeError, ValueError, OverflowError):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            at = jax.tree_util.keystr(path) or "the root"
             try:
-                jnp.asarray(leaf)
+                _fitting(leaf)
+            except OverflowError as error:
+                raise ValueError(f"{where}: got {_unfitting(leaf)} It is at {at}.") from error
             except (TypeError, ValueError) as error:
                 got = f"an array of {leaf.dtype}" if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
                 hint = "Write np.asarray(rows, np.float32), or numbers in place of names." if hasattr(leaf, "dtype") else cure
-                raise TypeError(
-                    f"{where}: got {got} at {jax.tree_util.keystr(path) or 'the root'}; expected only arrays of numbers. {hint}"
-                ) from error
+                raise TypeError(f"{where}: got {got} at {at}; expected only arrays of numbers. {hint}") from error
         raise
 
 
 def as_array(x: ArrayLike | Sequence[int], where: str) -> jax.Array:
     """Returns one argument as an array.
 
-    Raises `TypeError` if it is something else, such as `None`; the message names the argument `where`.
+    Raises `TypeError` if it is something else, such as `None`, and `ValueError` if it does not fit JAX's 32 bits; the message
+    names the argument `where`.
     """
     try:
-        return jnp.asarray(x)
+        return _fitting(x)
+    except OverflowError as error:
+        raise ValueError(f"{where}: got {_unfitting(x)}") from error
     except (TypeError, ValueError) as error:
         raise TypeError(f"{where}: got a {type(x).__name__}; expected an array of numbers.") from error
+
+
+def _fitting(x: ArrayLike | Sequence[int]) -> jax.Array:
+    """Returns an array of JAX. Raises `OverflowError` if it does not fit 32 bits, also where JAX changes values silently."""
+    if beyond_32_bits(x):
+        raise OverflowError
+    return jnp.asarray(x)
+
+
+def _unfitting(x: object) -> str:
+    """Says what does not fit, for an error."""
+    return beyond_32_bits(x) or MSG_BITS.format("int", x, x, "int32")
 
 
 def is_real(x: object) -> bool:

@@ -122,7 +122,7 @@ class VertexFunction(Generic[Pushed]):
         self.nests_gather_all = False  # set when F is traced and calls `gather_all` within `gather_all`
         # The kinds, by number, of vertices with children, if their tasks mix kinds (`_function.mixed`).
         self.mixes: dict[int, str] = {}
-        self._whole: Callable[[], VertexFunction | None] | None = None  # a weak reference; see `traced`
+        self._original: Callable[[], VertexFunction | None] | None = None  # a weak reference; see `traced`
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copies and pickles hold: no results that were computed once for this object."""
@@ -131,13 +131,13 @@ class VertexFunction(Generic[Pushed]):
     def traced(self) -> Self:
         """Returns a copy for plans, without the functions: these may refer to anything, such as a jitted step and arrays."""
         copied = copy.copy(self)
-        copied.fns, copied._whole = dict.fromkeys(self.fns, _left_out), weakref.ref(self)
+        copied.fns, copied._original = dict.fromkeys(self.fns, _left_out), weakref.ref(self)
         return copied
 
     @property
-    def whole(self) -> "VertexFunction | None":
+    def original(self) -> "VertexFunction | None":
         """The function of which this is the `traced` copy, while it exists; or this one."""
-        return self if self._whole is None else self._whole()
+        return self if self._original is None else self._original()
 
     def __repr__(self) -> str:
         names = {kind: getattr(fn, "__name__", type(fn).__name__) for kind, fn in self.fns.items()}

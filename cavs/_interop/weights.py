@@ -4,8 +4,10 @@ import os
 from typing import TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from cavs._function.arrays import beyond_32_bits
 from cavs._graphs.arguments import optional_module
 from cavs._graphs.files import check_path, open_regular, replacing
 from cavs._graphs.pytree import PyTree
@@ -70,17 +72,19 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         float64 becomes a float32, in the file as in `like`.
 
     Raises:
-        ValueError: the file is damaged or not a safetensors file; an array differs from `like`; or, without `like`, the name
-            of one array is a prefix of another's ("a" and "a.b").
+        ValueError: the file is damaged or not a safetensors file; values do not fit JAX's 32 bits; an array differs from
+            `like`; or, without `like`, the name of one array is a prefix of another's ("a" and "a.b").
         OSError: the file does not exist or is not a regular file.
         ImportError: safetensors is not installed.
     """
     load_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("load_params")).load_file
     open_regular(path).close()
     try:
-        arrays = load_file(os.fspath(path))
+        with jax.enable_x64(True):
+            arrays = load_file(os.fspath(path))
     except Exception as error:  # of safetensors, or of NumPy and JAX for an invalid header
         raise ValueError(f"load_params: {os.fspath(path)} is not a complete safetensors file ({error}).") from error
+    arrays = {name: _in_jax(x, f"load_params: {os.fspath(path)}: got an array {name!r}") for name, x in arrays.items()}
     if like is not None:
         wanted = {  # in JAX
             name: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
@@ -99,6 +103,16 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         raise ValueError(
             f"load_params: {os.fspath(path)}: {error}. Write like=..., a pytree with the structure that was saved."
         ) from error
+
+
+def _in_jax(x: jax.Array, got: str) -> jax.Array:
+    """Returns an array of a file in JAX's 32 or 64 bits. Raises a `ValueError`, which begins with `got`, if it does not fit."""
+    if x.dtype == jax.dtypes.canonicalize_dtype(x.dtype):
+        return x
+    rows = np.asarray(x)
+    if text := beyond_32_bits(rows):
+        raise ValueError(f"{got} of {text}")
+    return jnp.asarray(rows)
 
 
 def _with_lists(tree: PyTree) -> PyTree:

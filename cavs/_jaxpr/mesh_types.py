@@ -30,7 +30,7 @@ def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def whole(x: jax.Array) -> jax.Array:
+def unsharded(x: jax.Array) -> jax.Array:
     """Returns `x` without the sharding of its type: an array that is divided over mesh axes of type `Explicit` is gathered.
 
     Equations that were traced without such a type cannot read the array. The transpose divides the cotangent again.

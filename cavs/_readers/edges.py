@@ -174,7 +174,8 @@ def write_edges(graphs: Graphs, path: Path) -> None:
 
     Raises:
         TypeError: `graphs` is something else.
-        ValueError: `edge_attr` or `x` has values that are not finite real numbers, or a label other values than these and NaN.
+        ValueError: `edge_attr` or `x` has values that are not finite real numbers, or a label other values than these and NaN;
+            or integers of 2**63 and more.
     """
     check_graphs(graphs, "write_edges(graphs, path)")
     for name in ("label", "graph_label"):

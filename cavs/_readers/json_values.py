@@ -90,7 +90,15 @@ def as_values(array: np.ndarray) -> list[Any]:
 
 
 def check_finite(rows: np.ndarray, name: str, or_nan: bool = False) -> None:
-    """Raises `ValueError` if a value of the field `name` is not a finite real number, and not NaN if that is allowed."""
+    """Raises `ValueError` if a value of the field `name` is not a finite real number, and not NaN if that is allowed.
+
+    Or if it is an integer of more than 64 bits with its sign, which `read_edges` refuses.
+    """
+    if rows.dtype == np.uint64 and (rows > np.iinfo(np.int64).max).any():
+        raise ValueError(
+            f"write_edges: {name}: got the integer {rows.max()}; expected integers < 2**63, which read_edges reads. Write "
+            "cavs.io.save_npz, which stores any."
+        )
     if rows.dtype.kind == "c" or (np.isinf(rows).any() if or_nan else not np.isfinite(rows).all()):
         raise ValueError(
             f"write_edges: {name}: got {rows.dtype} with values that are not finite real numbers; expected such "

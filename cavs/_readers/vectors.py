@@ -31,7 +31,7 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
     """Reads the vectors of words. A word that the file lacks is looked up in lower case.
 
     Only the lines of these words are parsed, so a large file takes little more than the time to read it. A first line of two
-    numbers (word2vec's counts) is skipped.
+    numbers (word2vec's counts) is skipped. Of several lines with a word, the first one counts.
 
     Args:
         path: a text with a word and its values on each line, which is decompressed if its name ends in `.gz`.
@@ -42,9 +42,10 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
         OSError: the file cannot be read, or is a pipe or a device.
     """
     names = list(words)
-    exact = {word: i for i, word in enumerate(names)}
+    exact: dict[str, list[int]] = {}
     lower: dict[str, list[int]] = {}
     for i, word in enumerate(names):
+        exact.setdefault(word, []).append(i)
         if word.lower() != word:
             lower.setdefault(word.lower(), []).append(i)
     found = np.zeros(len(names), np.int8)  # 2: found as written, 1: found in lower case
@@ -52,8 +53,8 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
     for number, line in _lines(path):
         word, _, rest = line.partition(b" ")
         name = word.decode("utf-8", "replace")
-        exact_row, lower_rows = exact.get(name), lower.get(name, ())
-        wanted = exact_row is not None or bool(lower_rows)
+        exact_rows, lower_rows = exact.get(name, ()), lower.get(name, ())
+        wanted = bool(exact_rows or lower_rows)
         # The counts may be a word of the file, too.
         counts = number == 1 and len(pair := line.split()) == 2 and (not wanted or all(map(bytes.isdigit, pair)))
         if counts or rows is not None and not wanted:
@@ -70,11 +71,10 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
         if rows is None or vector.size != rows.shape[1] or not np.isfinite(vector).all():
             size = "" if rows is None else f"{rows.shape[1]} "
             raise format_error(path, number, line, f"a word and then {size}finite values")
-        if exact_row is not None:
-            rows[exact_row], found[exact_row] = vector, 2
-        for i in lower_rows:
-            if not found[i]:
-                rows[i], found[i] = vector, 1
+        for best, of_word in ((2, exact_rows), (1, lower_rows)):
+            for i in of_word:
+                if found[i] < best:
+                    rows[i], found[i] = vector, best
     if rows is None:
         raise format_error(path, None, "", "a word and then its values on each line")
     return Vectors(found > 0, rows)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from cavs._function.arrays import as_array, as_arrays
 from cavs._function.children import wide
 from cavs._function.evaluate import column
 from cavs._function.gather_all import REDUCERS
@@ -55,7 +56,7 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         )
     padded, graphs = sched.shape.vertices, sched.shape.graphs
     allowed = {padded, int(sched.host().num_vertices)} if sched.is_concrete else {padded}
-    values = jax.tree.map(jnp.asarray, values)
+    values = as_arrays(values, "readout: values")
     shapes = [jnp.shape(x) for x in jax.tree.leaves(values)] + ([] if score is None else [jnp.shape(score)])
     rows = {s[0] if s else None for s in shapes}
     if len(rows) > 1 or not rows <= allowed or (score is not None and len(shapes[-1]) != 1):
@@ -85,7 +86,8 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
     if reduce == "mean":
         count = total(jnp.ones_like(graph))
         return jax.tree.map(lambda x: like(total(x) / column(count, x), x), values)
-    score = jnp.asarray(score)
+    assert score is not None
+    score = as_array(score, "readout: score")
     score = score.astype(jax.eval_shape(jnp.exp, score).dtype)  # a float: unsigned integers have no negative differences
     below = score - jax.lax.stop_gradient(top(score)).at[graph].get(mode="clip")
     weight = jnp.exp(jnp.where(graph < graphs, below, 0))  # finite in padding, too, where the cotangent is 0

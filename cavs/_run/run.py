@@ -23,7 +23,7 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Arrays
-from cavs._jaxpr.mesh_types import whole
+from cavs._jaxpr.mesh_types import unsharded
 from cavs._jaxpr.settings import always_compiled
 from cavs._run.compiled import Call, compiled
 from cavs._run.manual_axes import across_axes
@@ -104,7 +104,7 @@ def run_with_options(
     check_schedule("run", sched)
     user_engine, target = engine_of(engine), Target.here()
     params, inputs, edges = (
-        jax.tree.map(whole, as_arrays(x, f"run: {name}"))
+        jax.tree.map(unsharded, as_arrays(x, f"run: {name}"))
         for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
     )
     exact = int(sched.host().num_vertices) if sched.is_concrete else None

@@ -332,7 +332,7 @@ def tasks_of(marks: Mapping[str, LaunchMark], batches: PyTree) -> dict[str, Task
     if not jax.sharding.get_abstract_mesh().empty:
         return {}
     scheds = _schedules(batches)
-    known = {key: (mark, mark.job.plan.function.whole) for key, mark in marks.items() if mark.job.shape in scheds}
+    known = {key: (mark, mark.job.plan.function.original) for key, mark in marks.items() if mark.job.shape in scheds}
     return {key: _task(mark, F, scheds[mark.job.shape]) for key, (mark, F) in known.items() if F is not None}
 
 

@@ -115,11 +115,13 @@ class Step(Generic[State, Metrics]):
         tuned: the launches whose layouts were not on record before the first call. `str` of one says what was timed.
     """
 
+    __wrapped__: OneStep  # which `functools.update_wrapper` sets
+
     def __init__(
         self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None, tune: float = 0
     ):
         functools.update_wrapper(self, fun)
-        self._original, self._fun, self._unroll, self._donate = fun, checked(fun), unroll, donate
+        self._fun, self._unroll, self._donate = checked(fun), unroll, donate
         self._options = dict(compiler_options or {})
         self._jitted: dict[Mesh | None, Concurrent] = {}
         self._donated = DonatedState(donate)
@@ -131,7 +133,7 @@ class Step(Generic[State, Metrics]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies are created anew, and compile for themselves."""
-        return type(self), (self._original, self._unroll, self._donate, self._options, self._seconds)
+        return type(self), (self.__wrapped__, self._unroll, self._donate, self._options, self._seconds)
 
     def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
         key = shapes_of(batches)

@@ -5,11 +5,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cavs._function.arrays import beyond_32_bits
 from cavs._graphs.pytree import PyTree
 
+MSG_TRACED = (
+    "step: state: got {} that is traced, as inside of jax.jit or jax.grad; expected arrays, as a step compiles itself. Call it "
+    "outside, or write step.__wrapped__(state, batch) for the function that it was made of."
+)
+MSG_DIVIDED = (
+    "step: state: got {} that is divided over {} devices ({}); expected a state that each device has in full. Write "
+    "jax.device_put(state, jax.devices()[0]), or jax.jit for the step."
+)
 MSG_LEAF = (
     "step: state: got a leaf {} that is {}; expected arrays and numbers ({}). Keep functions and other static parts out of the "
     "state, as equinox.partition does."
@@ -36,7 +45,8 @@ class DonatedState:
         """Returns a state on the devices of a mesh, or on one device, in arrays that may be overwritten.
 
         Raises:
-            TypeError: a leaf is neither an array nor a number.
+            TypeError: a leaf is neither an array nor a number, or is traced.
+            ValueError: a leaf is divided over devices.
             ValueError, OverflowError: a number does not fit JAX's 32 bits.
         """
         same_mesh = mesh == self._mesh
@@ -49,6 +59,11 @@ class DonatedState:
                 return x
             if text := beyond_32_bits(x):
                 raise ValueError(f"step: state: got a leaf {jax.tree_util.keystr(path)} of {text}")
+            leaf = f"a leaf {jax.tree_util.keystr(path)}" if path else "an array"
+            if isinstance(x, Tracer):
+                raise TypeError(MSG_TRACED.format(leaf))
+            if isinstance(x, jax.Array) and not x.is_fully_replicated:
+                raise ValueError(MSG_DIVIDED.format(leaf, len(x.sharding.device_set), x.sharding))
             try:
                 return self._copied(x, sharding)
             except (TypeError, OverflowError) as error:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from cavs._function.arrays import as_array, as_indices
 from cavs._function.children import wide
 from cavs._jaxpr.equations import is_float
-from cavs._jaxpr.mesh_types import unchecked, untyped, whole
+from cavs._jaxpr.mesh_types import unchecked, unsharded, untyped
 from cavs._run.manual_axes import checked_axes, devices
 from cavs._stages.cotangents import mask_rows
 
@@ -40,7 +40,7 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
         TypeError: an argument is no array, such as a field that the graphs lack.
         ValueError: `table` has no rows, or `ids` are not ints with one axis.
     """
-    table, ids = whole(as_array(table, "rows: table")), as_indices(whole(as_array(ids, "rows: ids")))
+    table, ids = unsharded(as_array(table, "rows: table")), as_indices(unsharded(as_array(ids, "rows: ids")))
     if not table.shape[:1] > (0,):
         raise ValueError(f"rows: table: got shape {table.shape}; expected (N, ...), one row per id, and N of at least 1.")
     if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):

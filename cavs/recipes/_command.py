@@ -32,6 +32,7 @@ ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.Budge
 # The arguments that a `ProgramError` begins with, as the user writes them.
 FLAGS = {name: flag(name, part=True) for name in ("train", "dev", "test", "program", "layers")}
 FLAGS["inputs"] = "--embedding-size"
+FILES_OF_A_RUN = "best.npz last.npz last-before.npz model.json history.json test.json log.jsonl curve.png".split()
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": "z.6g", "probability": ".4f", "log_probability": "z.3f", "perplexity": ".2f"}  # z: no negative zero
 PICTURES = (".png", ".pdf", ".svg")
@@ -267,6 +268,7 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     args = parser.parse_args(words)
     if args.out is not None and all(map(os.path.exists, (args.out, args.file))) and os.path.samefile(args.out, args.file):
         raise Mistake(f"--out: got {args.out}, which is FILE; expected another file, as its samples would be replaced.")
+    _check_not_of_a_run(args.out)
     recipe, params = _load(args.checkpoint, kind)
     with given_file(args.file) as path:
         rows = recipe.predict(params, path, args.vertices, args.probabilities)
@@ -282,6 +284,12 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     return 0
 
 
+def _check_not_of_a_run(out: str | None) -> None:
+    """Raises `Mistake` if `out` would replace a file that training wrote."""
+    if out is not None and Path(out).name in FILES_OF_A_RUN and (Path(out).parent / "model.json").exists():
+        raise Mistake(f"--out: got {out}, a file of a run; expected another file, as the run would lose it.")
+
+
 def _table(lines: Iterable[dict[str, Any]], header: bool) -> Iterator[str]:
     """Yields lines of cells, with tabs between them."""
     for number, line in enumerate(lines):
@@ -295,6 +303,7 @@ def _table(lines: Iterable[dict[str, Any]], header: bool) -> Iterator[str]:
 def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     args = _parser_of_run(f"{program} evaluate", "write a picture of the scores (.png, .pdf, .svg)").parse_args(words)
     check_picture(args.out)
+    _check_not_of_a_run(args.out)
     recipe, params = _load(args.checkpoint, kind)
     with given_file(args.file) as path:
         scores = recipe.evaluate(params, path)

@@ -126,6 +126,8 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
     taken = f"--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
     if resume is None and out is not None and (Path(out) / "model.json").exists():
         raise Mistake(taken)
+    if resume is None and out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise Mistake(f"--out: got {out}, a file; expected a folder, which is created if it does not exist.")
     if resume is None and out is not None and (others := [x for x in ("curve.png", "test.json") if (Path(out) / x).exists()]):
         raise Mistake(f"--out: got {out}, which has a {others[0]} of its own; expected another folder, as training writes one.")
     data = kind.read(options)
