@@ -14,10 +14,10 @@ import pytest
 
 import cavs
 from cavs._feed import thread
-from cavs._feed.plan import dispatches
+from cavs._feed.plan import EpochPlans, dispatches
 from cavs._feed.sampler import epoch_batches
 from cavs._feed.settings import Settings, steps_on_gpu
-from cavs.kernels import H200
+from cavs.kernels import H200, Target
 from tests.odd_graphs import joined, random_binary_tree
 
 RNG = np.random.default_rng(0)
@@ -233,6 +233,15 @@ def test_steps_of_a_dispatch_on_a_gpu_leave_few_batches_over() -> None:
     assert steps([1024], settings=alike._replace(collate=lambda sample: sample.sched)) == 20  # it may add large arrays
     # With a seed, later epochs have other numbers of batches of a shape: of 127 batches, 63 would be left over.
     assert (steps([128, 192]), steps([128, 192], settings=alike._replace(seed=0))) == (64, 60)
+
+
+def test_on_a_gpu_the_first_epoch_decides_the_steps_of_a_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "here", staticmethod(lambda: H200))
+    loader = cavs.data.Loader(GRAPHS, [[1, 2]] * 133, ahead=0)
+    epoch = loader._planned(0)
+    assert loader.steps == 132 and [len(batches) for batches in epoch.order] == [132, 1]
+    loader._plans = EpochPlans()
+    assert loader._planned(0).checksum == epoch.checksum  # planned for its steps, and then again
 
 
 def test_on_a_gpu_full_stacks_have_a_program_of_their_own() -> None:
