@@ -12,8 +12,9 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from tests.odd_graphs import chain, from_children, joined, with_kinds
+from tests.odd_graphs import chain, from_children, joined, random_binary_tree, with_kinds
 from tests.programs import E, H
+from tests.truth import assert_close
 
 DAG = from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5]])
 GRAPHS_ = joined([chain(2), DAG])
@@ -98,6 +99,21 @@ def test_f_may_change_the_states_that_it_gathers() -> None:
     function = made(fn, state={"h": (E,)})
     got = cavs.run(function, PARAMS, cavs.schedule(GRAPHS_), X)
     np.testing.assert_allclose(cavs.interpret(function, PARAMS, GRAPHS_, X), got, rtol=1e-12)
+
+
+def test_a_compiled_gradient_of_a_maximum_arrives() -> None:
+    def tree(p: Any, v: cavs.Vertex) -> None:
+        top = v.gather_all(reduce="max")
+        h = jnp.tanh(v.gather_all(lambda s: (s.sum(), s), reduce="softmax") + top * p + v.pull())
+        v.scatter(h)
+        v.push(h)
+
+    F, graphs = cavs.VertexFunction(tree, state=(4,)), random_binary_tree(6, seed=3)
+    x, p = np.random.default_rng(3).normal(size=(graphs.num_vertices, 4)), np.full(4, 0.3)
+    gradient = jax.grad(lambda p: jnp.sin(cavs.interpret(F, p, graphs, x)).sum())
+    # XLA then rounded the operand differently when it computed it again.
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": False, "xla_backend_extra_options": ""}
+    assert_close(jax.jit(gradient, compiler_options=options)(p), jax.jit(gradient)(p), 1e-12)
 
 
 def test_leaves_that_are_not_arrays_are_named() -> None:

@@ -90,17 +90,40 @@ def test_nets_of_nets_under_grad() -> None:
     assert_close(got, want, 1e-10)
 
 
-def test_mixed_second_derivatives() -> None:
-    """Those in forward mode with respect to what the reverse mode did not differentiate."""
+def tangents(tree: Any) -> Any:
+    return jax.tree.map(jnp.cos, tree)
 
-    def both(params: Any, inputs: Any) -> Any:
-        return (run(params, jnp.tanh(run(params, inputs)[:, : INPUTS.shape[1]])) ** 2).sum()
 
-    by_params = lambda x: jax.grad(both)(PARAMS, x)  # noqa: E731
-    got = jax.jvp(by_params, (INPUTS,), (jnp.cos(INPUTS),))[1]
-    step = 1e-5
-    ahead, behind = (by_params(INPUTS + s * step * jnp.cos(INPUTS)) for s in (1, -1))
-    assert_close(got, jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind), 1e-7)
+def differences(fn: Any, x: Any, step: float = 1e-5) -> Any:
+    """The derivative of `fn` at `x` in the direction `tangents(x)`, by central differences."""
+    ahead, behind = (fn(jax.tree.map(lambda a, t, s=s: a + s * step * t, x, tangents(x))) for s in (1, -1))
+    return jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind)
+
+
+def eager_and_lazy(p: Any, v: cavs.Vertex) -> None:
+    h = jnp.tanh(v.pull() * p["w"] + v.gather(0) @ p["u"])
+    v.scatter(h)
+    v.push(h**2 * p["w"])
+
+
+@pytest.mark.parametrize("how", [{}, {"segments": 2}], ids=str)
+def test_mixed_second_derivatives(how: dict[str, Any]) -> None:
+    """Those in forward mode with respect to what the first derivative did not differentiate."""
+    F, schedule = cavs.VertexFunction(eager_and_lazy, state=(3,), arity=1), cavs.schedule(cavs.from_lengths([4, 1]), **how)
+    params, x = {"w": jnp.array([0.3, 0.5, -0.4]), "u": jnp.eye(3) + 0.2}, jnp.cos(jnp.arange(15.0).reshape(5, 3))
+
+    def out(params: Any, x: Any) -> Any:
+        return cavs.run(F, params, schedule, x)
+
+    loss = lambda *args: (out(*args) ** 2).sum()  # noqa: E731
+    derivatives = [
+        (lambda x: jax.value_and_grad(loss)(params, x), x),
+        (lambda p: jax.value_and_grad(loss, 1)(p, x), params),
+        (lambda w: jax.grad(lambda u: loss({"w": w, "u": u}, x))(params["u"]), params["w"]),
+        (lambda p: jax.jvp(lambda x: out(p, x), (x,), (tangents(x),)), params),
+    ]
+    for fn, at in ((jax.jit(fn), at) for fn, at in derivatives):
+        assert_close(jax.jvp(fn, (at,), (tangents(at),))[1], differences(fn, at), 1e-7)
 
 
 def test_what_linearize_returns_is_only_transposed() -> None:

@@ -16,6 +16,7 @@ from cavs._function.vertex import Pushed, Vertex, VertexFunction, check_function
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.mesh_types import unsharded
 from cavs._run.plans import plan_of
 
@@ -52,6 +53,8 @@ class _PlainVertex(Vertex):
         if reduce == "softmax":
             scores = jax.nn.softmax(_stack([score_and_value(o)[0] for o in outs]))
             return jax.tree.map(lambda *xs: jnp.tensordot(scores, _stack(xs), 1), *[o[1] for o in outs])
+        if reduce == "max":  # XLA might compute an operand again, and round it differently: then none equals the maximum
+            outs = barrier(outs)
         fns = {"sum": lambda x, axis: x.sum(axis, jnp.int32 if x.dtype == bool else x.dtype), "mean": jnp.mean, "max": jnp.max}
         if reduce not in fns:
             return super().gather_all(fn, reduce, edges)

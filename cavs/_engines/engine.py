@@ -10,7 +10,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._jaxpr.jaxprs import Arrays
 from cavs._schedule.schedule import Schedule, Shape
-from cavs._stages.batched import eager_function, pull
+from cavs._stages.batched import eager_function, pull, without_cotangents
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp
 from cavs._stages.tensors import Rows, Values, Zeros, rows_of_kinds, rows_of_leaves
@@ -160,7 +160,8 @@ class Engine:
             of_vertices = pull(part, part.role.inputs, inputs, rows.vertex)
             return of_vertices, pull(part, part.role.edges, edges, rows.edge_row)
 
-        return with_vjp(eager_function(part, rows.inner(rows.num_children), rows), save, (statics,), pulled)
+        eager = eager_function(part, rows.inner(rows.num_children), rows)
+        return with_vjp(eager, save, (statics,), pulled, without_cotangents(part))
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[list[Values]], save: bool

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from cavs._engines.engine import Batch, Engine, ForwardLevels, Job
 from cavs._jaxpr.jaxprs import Arrays
 from cavs._schedule.schedule import Schedule
-from cavs._stages.batched import lazy_arguments, lazy_function, leaf_block, leaf_function, static_values
+from cavs._stages.batched import lazy_arguments, lazy_function, leaf_block, leaf_function, static_values, without_cotangents
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import with_vjp, with_vjp_in_blocks
 from cavs._stages.tensors import Values, get_rows, leaf_vertices, write
@@ -137,7 +137,7 @@ def _pushes(
             index = _out_of_bounds_from(leaves.vertices[k], sched.leaf_count[k], vertices)
             outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaves.pushes[k], strict=True)]
         read = functools.partial(lazy_arguments, part, rows, levels.states, eager[k], levels.extras[k])
-        y, vjp = with_vjp(lazy_function(part, rows), save, (statics[k],), read)
+        y, vjp = with_vjp(lazy_function(part, rows), save, (statics[k],), read, without_cotangents(part))
         transposes += vjp
         index = _out_of_bounds_from(rows.vertex, rows.count, vertices)
         outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]

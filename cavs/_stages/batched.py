@@ -80,11 +80,10 @@ def in_place(part: Split, rows: Rows, inputs: Arrays, edges: Arrays, eager: Arra
     return [sources.get(v, x) for v, x in zip(part.eager.outs, eager, strict=True)]
 
 
-def _by_variable(part: Split, statics: Arrays) -> Values:
-    """Maps static variables to their values. JAX sees which have no cotangent: a loop that has no derivative may read them."""
+def without_cotangents(part: Split) -> set[int]:
+    """Returns the places of the static values that have no cotangent. Loops without a derivative may read them."""
     differentiated = part.role.from_params()
-    variables = static_variables(part)
-    return {v: x if v in differentiated else jax.lax.stop_gradient(x) for v, x in zip(variables, statics, strict=True)}
+    return {i for i, v in enumerate(static_variables(part)) if v not in differentiated}
 
 
 def eager_function(
@@ -97,7 +96,7 @@ def eager_function(
     """
 
     def eager(statics: Arrays, pulled: Arrays, edges: Arrays) -> Arrays:
-        env = dict(part.role.program.consts) | _by_variable(part, statics)
+        env = dict(part.role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env |= dict(zip(part.role.inputs, pulled, strict=True))
         env[part.role.num_children] = num_children
         if rows is not None and part.eager.reads_edges:
@@ -132,7 +131,7 @@ def lazy_function(part: Split, rows: Rows) -> Callable[..., Arrays]:
     role = part.role
 
     def lazy(statics: Arrays, own_states: Arrays, slots: Arrays, child: Arrays, eager: Arrays, extras: Arrays) -> Arrays:
-        env = dict(role.program.consts) | _by_variable(part, statics)
+        env = dict(role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env[role.num_children] = rows.inner(rows.num_children)
         env |= {role.slots[k][i]: x for (k, i), x in zip(part.recurrent.slots, slots, strict=True)}
         env |= {role.child[i]: x for i, x in zip(part.recurrent.child, child, strict=True)}
