@@ -41,7 +41,8 @@ def test_misspelled_words_get_suggestions(line, suggested, capsys):
     [
         ("train files.txt", "files.txt, which does not exist; expected the path of a file. Did you mean file.txt?"),
         ("train file.txt --schedule cosine --warmup -1", "--warmup: got -1; expected a number from 0"),
-        ("train file.txt --out file.txt", r"file.txt cannot be written or read \(File exists\)"),
+        ("train file.txt --out file.txt", "--out: got file.txt, a file; expected a folder"),
+        ("train file.txt --out file.txt/run", r"file.txt/run cannot be written or read \(Not a directory\)"),
         ("predict folder file.txt", "CHECKPOINT: got folder; expected the folder of a run"),
         ("inspect folder", "FILE: got folder, a directory"),
     ],

@@ -21,6 +21,7 @@ from cavs.recipes._recipe import Recipe, optimizer
 from cavs.recipes._report import Messages
 
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
+MSG_TAKEN = "--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
 
 
 def mesh_of(options: RunOptions) -> Mesh | None:
@@ -117,19 +118,24 @@ class Run:
         return self.recipe.held_out(params, self.data.parts[part], self._evaluated[part])
 
 
+def _check_out(out: Path) -> None:
+    """Raises `Mistake` if a run in the folder `out` would replace files."""
+    if (out / "model.json").exists():
+        raise Mistake(MSG_TAKEN.format(out=out))
+    if out.exists() and not out.is_dir():
+        raise Mistake(f"--out: got {out}, a file; expected a folder, which is created if it does not exist.")
+    if others := [x for x in ("curve.png", "test.json") if (out / x).exists()]:
+        raise Mistake(f"--out: got {out}, which has a {others[0]} of its own; expected another folder, as training writes one.")
+
+
 def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path | None, command: str) -> int:
     """Trains a recipe in the folder `out`, or in a new one under `runs/`, or resumes the run in the folder `resume`.
 
     Returns the exit code. `command`: how the user starts a command, for messages.
     """
     started = time.monotonic()
-    taken = f"--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
-    if resume is None and out is not None and (Path(out) / "model.json").exists():
-        raise Mistake(taken)
-    if resume is None and out is not None and Path(out).exists() and not Path(out).is_dir():
-        raise Mistake(f"--out: got {out}, a file; expected a folder, which is created if it does not exist.")
-    if resume is None and out is not None and (others := [x for x in ("curve.png", "test.json") if (Path(out) / x).exists()]):
-        raise Mistake(f"--out: got {out}, which has a {others[0]} of its own; expected another folder, as training writes one.")
+    if resume is None and out is not None:
+        _check_out(Path(out))
     data = kind.read(options)
     run = Run(kind(options, data.facts), data)
     facts = {"task": kind.name, "cavs": cavs.__version__, "options": options.as_json()}
@@ -146,7 +152,7 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
     try:
         with keeper:
             if resume is None and (folder / "model.json").exists():
-                raise Mistake(taken)  # another run has started meanwhile
+                raise Mistake(MSG_TAKEN.format(out=folder))  # another run has started meanwhile
             _loop(run, keeper, messages)
             if keeper.stopped:
                 messages.stopped()
