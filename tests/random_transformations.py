@@ -90,6 +90,11 @@ def jvp(f: Function) -> Function:
     return one
 
 
+def mixed(f: Function) -> Function:
+    """The derivative with respect to the parameters of a gradient with respect to the inputs."""
+    return lambda p, x: jax.jvp(lambda p: grad("inputs")(f)(p, x), (p,), like((p,)))
+
+
 def jacfwd(f: Function) -> Function:
     return lambda p, x: jax.jacfwd(lambda c: floats(f(scaled(p, c[0]), x * c[1])))(jnp.ones(2, x.dtype))
 
@@ -166,6 +171,7 @@ REVERSE: dict[str, Callable[[Function], Function]] = {
     "linearize": linearize,
     "jacrev": lambda f: lambda p, x: jax.jacrev(lambda p: vector(f(p, x)))(p),
     "hvp": lambda f: jvp(grad("both")(f)),
+    "mixed": mixed,
 }
 FORWARD = {"jvp": jvp, "jacfwd": jacfwd}
 OTHERS: dict[str, Callable[[Function], Function]] = {
