@@ -113,6 +113,17 @@ def test_gradients_are_those_of_engine_scan(name: str) -> None:
     assert_same(lambda engine: value_and_gradients(PARAMS, rows(sched), sched, engine))
 
 
+def test_complex_numbers_outside_of_the_levels() -> None:
+    def spectrum(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.pull() @ params["w"] + v.gather_all(lambda h: h) @ params["u"])
+        v.scatter(h)
+        v.push(jnp.fft.irfft(jnp.fft.rfft(h) ** 2, 6))
+
+    sched = cavs.schedule(BATCHES["wide"])
+    function = cavs.VertexFunction(spectrum, state=(6,))
+    assert_same(lambda engine: value_and_gradients(PARAMS, rows(sched), sched, engine, function))
+
+
 STRETCHED = {
     "a vector to all rows": lambda p, k, h: jnp.tanh(k + h @ p["u"]).sum(0),
     "a column": lambda p, k, h: (k * jnp.tanh(k @ p["u"])[:, :1]).sum(0) + h,

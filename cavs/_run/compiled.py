@@ -129,7 +129,7 @@ class _Bits:
 
 
 def _as_bits(x: jax.Array) -> jax.Array | _Bits:
-    if not is_float(x) or not x.size:
+    if not is_float(x) or not x.size or x.dtype.kind == "c":  # no launch writes complex numbers
         return x
     return _Bits(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}"), x.dtype)
 
