@@ -171,11 +171,11 @@ class Cavs:
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, ahead=0)
         # As many training steps in one dispatch as a loader of its users has.
-        epoch = indices * (1 if self._device == "cpu" else max(1, EPOCH // len(indices)))
-        self.steps = cavs.data.Loader(self._data, epoch, seed=None, policy=self._policy, shapes=self._all, ahead=0).steps
+        long = self._all if self._device == "cpu" else self._loader(indices * max(1, EPOCH // len(indices)), None, 0)
+        self.steps = long.steps
         return indices
 
-    def _loader(self, batches: Iterable[np.ndarray], steps: int, ahead: int) -> cavs.data.Loader:
+    def _loader(self, batches: Iterable[np.ndarray], steps: int | None, ahead: int) -> cavs.data.Loader:
         options: dict[str, Any] = {"seed": None, "policy": self._policy, "shapes": self._all}
         return cavs.data.Loader(self._data, batches, **options, steps=steps, ahead=ahead)
 

@@ -269,7 +269,7 @@ def steps_on_cpu(settings: Settings, vertices: float, batches: int) -> int:
 def steps_on_gpu(settings: Settings, vertices: float, batch: int, of_shape: np.ndarray) -> int:
     """Returns the training steps of one dispatch on a GPU: many, but such that few batches are left over.
 
-    A multiple of four, the steps of one CUDA graph. A batch that is left over takes as much longer as a dispatch does, about.
+    The number is a multiple of four, the steps of one CUDA graph. A batch that is left over costs about as much as a dispatch.
 
     `vertices`: the mean number of vertices of a batch. `batch`: its graphs. `of_shape`: (shapes,) batches of the first epoch.
     """
