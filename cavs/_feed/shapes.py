@@ -102,7 +102,7 @@ class Shapes:
         """
         lengths = np.array([[len(part) for part in parts[::devices]] for parts in graphs]).T  # (K, members)
         number = np.full(len(lengths), -1)
-        for sizes in map(tuple, np.unique(lengths, axis=0).tolist()):
+        for sizes in sorted(set(map(tuple, lengths.tolist()))):
             batches = np.flatnonzero((lengths == sizes).all(1))
             indices = (batches[:, None] * devices + np.arange(devices)).ravel()
             totals = [sums(counts, [parts[i] for i in indices]) for counts, parts in zip(self._counts, graphs, strict=True)]

@@ -122,18 +122,20 @@ def until_end(items: Iterator[Item | None]) -> Iterator[Item]:
         del item  # not kept while waiting for the next one
 
 
-# Generators that still exist when Python ends are closed while what they use, such as the device, still exists.
-_open: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
+# Generators that still exist when Python ends are closed while what they use, such as the device, still exists. This is no
+# `WeakSet`, whose callback is written in Python, which loses a Ctrl-C that arrives there.
+_open: set["weakref.ref[Generator[Any, None, None]]"] = set()
 
 
 def closed_at_exit(loop: Loop) -> Loop:
     """Returns `loop`, which is closed when Python ends, if it still exists."""
-    _open.add(loop)
+    _open.add(weakref.ref(loop, _open.discard))
     return loop
 
 
 @atexit.register
 def _close() -> None:
-    for loop in [*_open]:
+    for reference in [*_open]:
         with contextlib.suppress(ValueError):  # another thread runs it
-            loop.close()
+            if loop := reference():
+                loop.close()

@@ -6,6 +6,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,6 +45,16 @@ def pinned(*dims: int) -> np.ndarray:
     return view if (view == mark).all() else aligned(*dims)
 
 
+class _Use(weakref.ref):
+    """Refers to what lends `memory`, until that is freed.
+
+    What it calls then is a method in C: Python loses a Ctrl-C that arrives in a callback of a reference written in Python.
+    """
+
+    __slots__ = ("memory",)
+    memory: np.ndarray
+
+
 class Recycled:
     """Reuses the memory of int32 arrays to which nothing refers any more, because writing to new pages takes longer.
 
@@ -54,19 +65,20 @@ class Recycled:
 
     def __init__(self, allocate: Callable[[int], np.ndarray] = aligned) -> None:
         self._allocate = allocate
-        self._free: deque[np.ndarray] = deque(maxlen=8)  # more than the stacks of a loader that wait, are sent and are made
+        self._free: deque[_Use] = deque(maxlen=8)  # more than the stacks of a loader that wait, are sent and are made
 
     def empty(self, *dims: int) -> np.ndarray:
         """Returns an array of this shape, not initialised, in the memory of an earlier one if that was large enough."""
         count = math.prod(dims)
         try:
-            memory = self._free.pop()
+            memory = self._free.pop().memory
         except IndexError:
             memory = None
         if memory is None or memory.size < count:
             # Twice as much as is needed at most: an epoch's stacks differ in size, and pinned memory takes long to get.
             memory = self._allocate(1 << max(count - 1, 0).bit_length())
-        # Its views keep this array alive, and not `memory` alone; so does JAX until it has copied it.
-        array = np.frombuffer(memory.data, np.int32, count)
-        weakref.finalize(array, self._free.append, memory).atexit = False
-        return array.reshape(dims)
+        # The array and its views keep `lent` alive, and not `memory` alone; so does JAX until it has copied them.
+        lent: Any = (ctypes.c_int32 * memory.size).from_buffer(memory)
+        lent.use = _Use(lent, self._free.append)
+        lent.use.memory = memory
+        return np.frombuffer(lent, np.int32, count).reshape(dims)
