@@ -78,7 +78,7 @@ class Recycled:
             # Twice as much as is needed at most: an epoch's stacks differ in size, and pinned memory takes long to get.
             memory = self._allocate(1 << max(count - 1, 0).bit_length())
         # The array and its views keep `lent` alive, and not `memory` alone; so does JAX until it has copied them.
-        lent: Any = (ctypes.c_int32 * memory.size).from_buffer(memory)
+        lent: Any = (ctypes.c_int32 * memory.size).from_buffer(memory.data)
         lent.use = _Use(lent, self._free.append)
         lent.use.memory = memory
         return np.frombuffer(lent, np.int32, count).reshape(dims)
