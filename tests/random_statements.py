@@ -38,6 +38,11 @@ UNARY: list[tuple[str, Callable[[float, float], tuple[float, float]], int]] = [
     ("jnp.expm1(-{0} * {0})", lambda a, b: (-1, 0), PERSISTENT),
     ("{0} ** 3", lambda a, b: (a**3, b**3), PERSISTENT),
     ("(1.2 + {0} * {0}) ** -2", lambda a, b: (0, 1), PERSISTENT),
+    ("{0} ** 2.0", lambda a, b: (0, max(a * a, b * b)), PERSISTENT),
+    ("{0} ** 3.0", lambda a, b: (a**3, b**3), PERSISTENT),
+    ("({0} ** 1 + {0} ** 0)", lambda a, b: (a + 1, b + 1), PERSISTENT),
+    ("jnp.where({0}.astype(bool), {0}, 0.5)", lambda a, b: (min(a, 0.5), max(b, 0.5)), PERSISTENT),
+    ("jax.lax.erfc({0})", lambda a, b: (0, 2), ANY),
     ("(1.5 + jnp.sin({0})) ** {0}", lambda a, b: (0, 250), PERSISTENT),
     ("jnp.sign({0} - 0.03) * {0}", lambda a, b: (-max(abs(a), abs(b)), max(abs(a), abs(b))), PERSISTENT),
     (

@@ -13,11 +13,11 @@ class Unfit(ValueError):
     """A program cannot run in the persistent kernels; the text names the equation and says why."""
 
 
-# Primitives that act on each element alone and that Mosaic GPU lowers, or that `_body.evaluate` writes with those it lowers.
+# Primitives that act on each element alone and that Mosaic GPU lowers, or that `_body.primitives` writes with those it lowers.
 ELEMENTWISE = frozenset(
-    """add sub mul div rem max min neg abs sign exp exp2 log log2 tanh logistic erf erfc sin cos sqrt rsqrt square
-    integer_pow one_minus_square select_n clamp eq ne lt le gt ge and or not convert_element_type add_any pow expm1 log1p
-    copy copy_p stop_gradient atan2 is_finite tan cbrt""".split()
+    """add sub mul div rem max min neg abs sign exp exp2 log log2 tanh logistic erf sin cos sqrt rsqrt square integer_pow
+    one_minus_square select_n clamp eq ne lt le gt ge and or not convert_element_type add_any copy copy_p stop_gradient
+    atan2""".split()
 )
 STRUCTURE = frozenset("reshape squeeze expand_dims split slice concatenate broadcast_in_dim stack unstack pad".split())
 ACROSS = {"spread": "", "reduce_children_sum": "sum", "reduce_children_max": "max"}  # between rows and edges
@@ -73,7 +73,8 @@ def _moves_whole_units(eqn: Eqn, unit: int) -> bool:
     last = len(x.shape) - 1
     match name:
         case "slice":
-            return p["strides"] is None and not (p["start_indices"][-1] % unit or p["limit_indices"][-1] % unit)
+            whole = not (p["start_indices"][-1] % unit or p["limit_indices"][-1] % unit)
+            return whole and (p["strides"] is None or max(p["strides"]) == 1)
         case "unstack":
             return p["axis"] != last
         case "stack":

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
+from cavs._engines.persistent.maths import written
 from cavs._function.children import spread, spread_p
 from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
 from cavs._function.products import exponent_of, inverse_scale, root_of_product
@@ -115,7 +116,7 @@ def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:
         return lambda x: x.reshape(e.outvars[0].aval.shape)
     if e.primitive is spread_p and domain_of(e.invars[0], domain) == STATIC:
         return jnp.copy
-    return None
+    return None if domain[e.outvars[0]] == STATIC else written(e)
 
 
 def _traced(fn: Callable[..., object], invars: Sequence[Atom], outvars: Sequence[Var]) -> list[Eqn]:
