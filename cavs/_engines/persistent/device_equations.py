@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from cavs._engines.persistent.maths import written
+from cavs._engines.persistent.maths import literal_of, written
 from cavs._function.children import spread, spread_p
 from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
 from cavs._function.products import exponent_of, inverse_scale, root_of_product
@@ -27,7 +27,10 @@ def rewritten(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
     """
     eqns, domain = opened_calls(eqns, known)
     out: list[Eqn] = []
+    literals: dict[Any, Any] = {}
     for e in eqns:
+        e = renamed(e, literals)
+        literals |= {v: x for v in e.outvars if (x := literal_of(e)) is not None}
         fn = _replacement(e, domain)
         new_eqns = [e] if fn is None else _traced(fn, e.invars, e.outvars)
         if fn is not None:

@@ -3,13 +3,14 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._jaxpr.jaxprs import Atom, Eqn, is_var
+from cavs._jaxpr.jaxprs import Atom, Eqn, Literal, is_var
 from cavs.kernels import Unfit
 
 
@@ -40,6 +41,7 @@ def written(e: Eqn) -> Callable[..., jax.Array] | None:
 
 
 _MOST_REDUCED = 16  # vectors, of which a thread holds its elements
+_OF_NUMBERS: dict[str, Callable[..., Any]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 _OF_TWO = {"reduce_sum": lax.add, "reduce_max": lax.max, "reduce_min": lax.min}
 _WRITTEN: dict[str, Callable[..., jax.Array]] = {
     "cbrt": lambda x: jnp.sign(x) * jnp.exp(jnp.log(jnp.abs(x)) / 3),
@@ -49,6 +51,15 @@ _WRITTEN: dict[str, Callable[..., jax.Array]] = {
     "log1p": lambda x: jnp.where(jnp.abs(x) < 1e-2, x * (1 - x * (0.5 - x * (1 / 3 - x / 4))), jnp.log(1 + x)),
     "tan": lambda x: jnp.sin(x) / jnp.cos(x),
 }
+
+
+def literal_of(e: Eqn) -> Literal | None:
+    """Returns the result of a sum, difference or product of literals, such as the exponent of a derivative; else `None`."""
+    fn, numbers = _OF_NUMBERS.get(e.primitive.name), [x.val for x in e.invars if not is_var(x)]
+    if fn is None or len(numbers) < 2:
+        return None
+    aval = e.outvars[0].aval
+    return Literal(fn(*(np.asarray(x, aval.dtype) for x in numbers)), aval)
 
 
 def _literal(x: Atom) -> float:
