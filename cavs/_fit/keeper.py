@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -94,12 +94,15 @@ class Keeper:
         OSError: the folder cannot be written, when the block begins.
 
     Attributes:
+        FILES: the names of all files that keepers write.
         folder: the folder.
         history: all evaluations so far, dicts of `epoch`, `step`, `seconds`, `train`, `held_out` and `score`.
         best: the evaluation with the highest score, the earliest of equal ones; `None` before the first.
         stopped: the number of the signal that stopped the loop, else `None`.
         notes: what `restore` has to tell, such as that a damaged file was not read.
     """
+
+    FILES: ClassVar[tuple[str, ...]] = (LAST, BEFORE, BEST, HISTORY, FACTS)
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class Keeper:
         self.history, self.notes, self._sums, self._seconds, self._begun, self._due = [], [], {}, 0.0, None, False
         self._pending.clear()
         exists = (self.folder / FACTS).exists()
-        if not exists and (others := [x for x in (LAST, BEFORE, BEST, HISTORY) if (self.folder / x).exists()]):
+        if not exists and (others := [x for x in self.FILES if (self.folder / x).exists()]):
             raise KeeperError(f"{self.folder}: got {others[0]} without {FACTS}; expected a new folder, or that of a run.")
         facts: dict[str, Any] = read_run(self.folder) if exists else {"run": uuid.uuid4().hex}
         prints = {path: fingerprint(path) for path in self._files}

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any, TypedDict
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -27,7 +26,6 @@ from cavs._graphs.checks import check_type
 from cavs._graphs.files import open_regular, read_whole, write_whole
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import restore_checkpoint
-from cavs._jaxpr.equations import is_float
 from cavs._readers.npz import stored_arrays
 
 try:
@@ -193,18 +191,14 @@ def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
         like: a pytree of arrays, or of their shapes, with the structure of what [`cavs.data.Keeper.score`][] got as `best`.
 
     Raises:
-        KeeperError: there is no such file; it is damaged, of another run, of another structure, or contains NaN or infinity.
+        KeeperError: there is no such file; it is damaged, of another run, of another structure.
         OSError: the file cannot be read.
     """
     folder = Path(folder)
     path, run = folder / BEST, read_run(folder)["run"]
     if not path.exists():
         raise KeeperError(f"{folder}: there is no {BEST} in it; expected a run that has finished an epoch.")
-    (best, _), _ = read_checkpoint(path, like, run)
-    for place, x in jax.tree_util.tree_leaves_with_path(best):
-        if is_float(x) and not jnp.isfinite(x).all():
-            raise KeeperError(f"{path}: got NaN or infinity at {jax.tree_util.keystr(place)}; expected finite numbers.")
-    return best
+    return read_checkpoint(path, like, run)[0][0]
 
 
 def read_checkpoint(path: Path, like: PyTree, run: str, *loaders: Loader) -> tuple[tuple[PyTree, Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import IO
 
 NOT_REGULAR = "is not a regular file"
+_MOST_LINKS = 40  # in a chain
 
 
 def check_path(function: str, path: object, cure: str = "", argument: str = "path", what: str = "a file") -> None:
@@ -46,7 +47,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         os.replace(temporary, path)
         _sync_folder(folder or os.curdir)
     except OSError as error:
-        if error.filename == temporary:
+        if error.filename in (None, temporary):  # `write` names no file
             error.filename = os.fspath(original)
         raise
     finally:
@@ -61,9 +62,42 @@ def target_of(path: str | os.PathLike[str]) -> str:
     """
     target = os.path.realpath(path)
     with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISREG(os.stat(target).st_mode):
+        if not stat.S_ISREG(os.stat(path).st_mode) or descriptor_of(path) is not None:
             raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
     return target
+
+
+def descriptor_of(path: str | os.PathLike[str]) -> int | None:
+    """Returns the number of the open file that a path such as `/dev/stdout` stands for; `None` for other paths.
+
+    It may be a regular file, if the shell redirects it. To replace that would lose what else the program prints.
+    """
+    path = os.path.abspath(path)
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(path)
+        if name.isdecimal() and os.path.realpath(folder) in ("/dev/fd", f"/proc/{os.getpid()}/fd"):
+            return int(name)
+        if not os.path.islink(path):
+            return None
+        path = os.path.normpath(os.path.join(os.path.realpath(folder), os.readlink(path)))
+    return None
+
+
+def write_text(text: str, path: str | os.PathLike[str]) -> None:
+    """Writes a text as UTF-8. The file appears when it is complete; a pipe, a device or `/dev/stdout` is written to as it is.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if (descriptor := descriptor_of(path)) is not None:
+        print(end="", flush=True)  # what was printed before comes first
+        with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+            file.write(text)
+    elif os.path.isfile(path) or not os.path.exists(path):
+        write_whole(path, text.encode())
+    else:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

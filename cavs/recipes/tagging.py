@@ -64,7 +64,7 @@ class Tagging(recipes.Recipe):
             got = f"--{name}: got vectors of size {facts['size']}; expected an even number"
             raise Mistake(f"{got}: each direction computes one half of a word's vector.")
         parts = {name: cavs.data.with_labels(g, labels) for name, g in parts.items()}
-        notes = recipes.unseen_labels(parts, labels)
+        notes = recipes.unseen_labels({name: g.label for name, g in parts.items()}, labels)
         return Data(facts, {name: vp.spelled_chains(g, words, facts["letters"]) for name, g in parts.items()}, vectors, notes)
 
     @property
