@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from cavs._feed.loader import Loader
 from cavs._fit.evaluate import Sums
 from cavs._graphs.checks import check_type
-from cavs._graphs.files import open_regular, read_whole, write_whole
+from cavs._graphs.files import check_path, open_regular, read_whole, write_whole
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import restore_checkpoint
 from cavs._readers.npz import stored_arrays
@@ -130,6 +130,7 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
         KeeperError: the folder does not contain them, they are damaged, or another version of cavs wrote them.
         OSError: the file cannot be read.
     """
+    check_path("read_run", folder, argument="folder", what="a folder")
     path = Path(folder) / FACTS
     try:
         facts = json.loads(read_whole(path))
@@ -194,6 +195,7 @@ def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
         KeeperError: there is no such file; it is damaged, of another run, of another structure.
         OSError: the file cannot be read.
     """
+    check_path("restore_best", folder, argument="folder", what="a folder")
     folder = Path(folder)
     path, run = folder / BEST, read_run(folder)["run"]
     if not path.exists():

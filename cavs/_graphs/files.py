@@ -38,21 +38,29 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     # The name is unique, because two processes may write the same file at once.
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            mode = os.fstat(file.fileno()).st_mode  # as umask has it; a library may write files that only the owner reads
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.chmod(temporary, stat.S_IMODE(mode))
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(folder or os.curdir)
-    except OSError as error:
-        if error.filename in (None, temporary):  # `write` names no file
-            error.filename = os.fspath(original)
-        raise
+        with errors_named(original, temporary):
+            with open(temporary, "xb") as file:
+                mode = os.fstat(file.fileno()).st_mode  # as umask has it; a library may write files that only the owner reads
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.chmod(temporary, stat.S_IMODE(mode))
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(folder or os.curdir)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def errors_named(path: str | os.PathLike[str], temporary: str | None = None) -> Iterator[None]:
+    """A context whose `OSError`s name a file. Those of `write`, as of a full disk, name none; others name a `temporary` one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename in (None, temporary):
+            error.filename = os.fspath(path)
+        raise
 
 
 def target_of(path: str | os.PathLike[str]) -> str:
@@ -61,9 +69,10 @@ def target_of(path: str | os.PathLike[str]) -> str:
     Raises `OSError` if the path names something else than a regular file, or its links form a circle.
     """
     target = os.path.realpath(path)
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISREG(os.stat(path).st_mode) or descriptor_of(path) is not None:
-            raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
+    for name in (target, path):  # which differ for `/dev/stdout`, if it is a pipe
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.stat(name).st_mode) or descriptor_of(path) is not None:
+                raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
     return target
 
 

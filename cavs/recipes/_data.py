@@ -95,7 +95,8 @@ def unseen_labels(parts: Mapping[str, np.ndarray | None], labels: Sequence[str],
         if unseen.size == ids.size:
             got = f"{flag(name, part=True)}: got no {noun} that occur in the training data, but {_listed(labels, ids)}"
             expected = f"expected some of {_listed(labels, ids_by_part['train'])}"
-            raise Mistake(f"{got}; {expected}. Write the labels of all files alike, or {HELD_OUT_HINT}")
+            other = f", or {HELD_OUT_HINT}" if name == "dev" else "."
+            raise Mistake(f"{got}; {expected}. Write the labels of all files alike{other}")
         if unseen.size:
             notes.append(f"{flag(name, part=True)}: {noun} that do not occur in the training data: {_listed(labels, unseen)}")
     return tuple(notes)

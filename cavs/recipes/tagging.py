@@ -116,7 +116,7 @@ class Tagging(recipes.Recipe):
         if not cavs.data.is_tagging(self.facts["labels"]):
             return sums
         one_device = self.options.devices == 1  # predictions are those of one device
-        predicted = cavs.data.predict(self.best, jax.device_get(params), loader if one_device else self.in_order(part))
+        predicted = cavs.data.predict(self.best, params, loader if one_device else self.in_order(part))
         return sums | self.entities(part[0], part[0].label, predicted)["all"]._asdict()
 
     def best(self, params: Any, batch: Any) -> jax.Array:
