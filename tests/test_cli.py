@@ -14,6 +14,7 @@ import pytest
 
 import cavs
 from cavs import cli
+from cavs.recipes._command import FILES_OF_A_RUN
 from tests.small_run import arrays_of, best_of, history_of
 
 DATA = Path(cli.__file__).parent / "data"
@@ -38,6 +39,7 @@ def test_a_run_beats_the_majority_and_writes_arrays_json_and_a_picture(run):
     assert best["right"] / 2400 > 0.70  # majority: 0.61
     names = ["best.npz", "curve.png", "history.json", "last-before.npz", "last.npz", "model.json", "test.json"]
     assert sorted(path.name for path in run.iterdir()) == [".lock", *names]
+    assert {*names, "log.jsonl"} == {*FILES_OF_A_RUN}
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     for path in run.glob("*.npz"):
         with np.load(path, allow_pickle=False) as arrays:
@@ -105,6 +107,10 @@ MISTAKES = {
     "train FILE --program tree-fc --embedding-size 5": "train: --embedding-size: got 5; expected 100, the hidden size",
     "train FEW": "--dev, or what FILE holds out: got no labels in the held-out part of the data; expected some in each. Write",
     "train FEW --dev FEW --test BARE": "--test: got .*bare.jsonl without labels; expected a label at each root",
+    "train FILE --dev OTHER": r"--dev, or what FILE holds out: got no labels that occur in the training data, but '7', '8'; "
+    "expected some of '1', '2', '3'. Write the labels of all files alike, or --dev FILE",
+    "train FILE --dev FILE --test OTHER": "--test: got no labels that occur in the training data, but '7', '8'; expected some",
+    "train ROOTS --dev LEAVES": r"FILE holds out: got no labels of roots \(--score\) in the held-out part of the data",
     "train FILE --dropout 1": "--dropout: got 1.0; expected a number from 0 to 0.999",
     "train --task lm": "FILE: got nothing; expected a text file, .*. Write: cavs train --task language_model FILE",
     "train FILE --out RUN": "--out: got .*, which already contains a run; expected another folder. To continue, write --resume",
@@ -112,6 +118,7 @@ MISTAKES = {
     "train FILE --out notes.doc": "--out: got notes.doc, a file; expected a folder, which is created if it does not exist",
     "predict RUN FILE --out FILE": "--out: got file.txt, which is FILE; expected another file, as its samples would be",
     "predict RUN FILE --out RUN/best.npz": "--out: got .*best.npz, a file of a run; expected another file, as the run would",
+    "predict RUN FILE --out link.tsv": "--out: got link.tsv, a file of a run; expected another file, as the run would",
     "evaluate RUN FILE --out RUN/curve.png": "--out: got .*curve.png, a file of a run; expected another file",
     "train --resume": "there is no run under runs/",
     "train --resume nowhere": "--resume: got nowhere; expected the folder of a run",
@@ -131,6 +138,9 @@ def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkey
     files = {
         "FILE": ("file.txt", "\n".join([TREE] * 3)),
         "ONE": ("one.txt", TREE),
+        "OTHER": ("other.txt", "(7 (7 (8 not) (7 bad)) (8 .))"),
+        "ROOTS": ("roots.jsonl", '{"children": [[], [0]], "inputs": ["a", null], "labels": [0, 1]}\n' * 3),
+        "LEAVES": ("leaves.jsonl", '{"children": [[], [0]], "inputs": ["a", null], "labels": [0, null]}'),
         "WIDE": ("wide.txt", "(1 (1 a) (1 b) (1 c))\n(1 d)"),
         "WORDS": ("words.txt", "plain words\nand more"),
         "FEW": ("few.jsonl", '{"children": [[]], "labels": [%s]}\n' * 9 % ("0", *["null"] * 8)),
@@ -140,6 +150,7 @@ def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkey
     for name, content in files.values():
         (tmp_path / name).write_text(content)
     (tmp_path / "notes.doc").write_text("")
+    (tmp_path / "link.tsv").symlink_to(run / "best.npz")
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "curve.png").write_text("")
     words = [files.get(word, (word,))[0].replace("RUN", str(run)) for word in line.split()]

@@ -1,13 +1,16 @@
 """Paths that are no plain files: links stay links, and pipes and devices are refused before anything is read or replaced."""
 
 import errno
+import gc
 import os
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import cavs
@@ -15,6 +18,7 @@ import cavs
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 
 GRAPHS = cavs.from_parents([[1, -1]])
+PLAN = cavs.memory.plan(lambda p, x: jnp.sum(p * x), 1.0, np.ones((4, 3), np.float32), parts=1)
 READERS: dict[str, Callable[[Any], Any]] = {
     "read_trees": cavs.read_trees,
     "read_conllu": cavs.io.read_conllu,
@@ -28,6 +32,7 @@ WRITERS: dict[str, Callable[[Any, int], None]] = {
     "save_npz": lambda path, number: cavs.io.save_npz(GRAPHS[[0] * number], path),
     "write_edges": lambda path, number: cavs.io.write_edges(GRAPHS[[0] * number], path),
     "save_checkpoint": lambda path, number: cavs.io.save_checkpoint({"w": jnp.ones(number)}, path),
+    "BatchPlan.save": lambda path, number: PLAN.save(path),
 }
 
 
@@ -74,6 +79,40 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, name: str) -> None:
             WRITERS[name](path, 1)
         assert found.value.errno in (errno.EINVAL, errno.ELOOP)
     assert (tmp_path / "pipe").is_fifo() and sorted(path.name for path in tmp_path.iterdir()) == ["circle", "link", "pipe"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="the system has no /dev/fd")
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_open_file_is_not_replaced(tmp_path: Path, name: str) -> None:
+    """As `/dev/stdout` is, if the shell redirects it: what the program had printed was lost."""
+    with open(tmp_path / "out", "w") as file:
+        print("printed before", file=file, flush=True)
+        (tmp_path / "link").symlink_to(f"/dev/fd/{file.fileno()}")
+        for path in (f"/dev/fd/{file.fileno()}", tmp_path / "link"):
+            with pytest.raises(OSError, match="is not a regular file"):
+                WRITERS[name](path, 1)
+            cavs.data.write_text("é\n", path)
+        print("printed after", file=file)
+    assert (tmp_path / "out").read_text("utf-8") == "printed before\né\né\nprinted after\n"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `ZipFile.__del__` writes, too
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_error_of_a_write_names_the_file(tmp_path: Path, name: str) -> None:
+    """As of a full disk: it was the error of an unnamed file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    WRITERS[name](tmp_path / "out", 1)
+    old = (tmp_path / "out").read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="out") as found:
+            WRITERS[name](tmp_path / "out", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found.value.errno == errno.EFBIG and found.value.filename == str(tmp_path / "out")
+    del found
+    gc.collect()
+    assert (tmp_path / "out").read_bytes() == old and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("name", READERS)

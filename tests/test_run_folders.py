@@ -9,6 +9,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -178,6 +179,13 @@ def test_facts_of_a_wrong_type_are_refused(run, name, capsys):
     rewrite(run / "model.json", **{name: [3]})
     code, error = fails(capsys, "predict", "run", "t.jsonl")
     assert code == 2 and ("run/model.json" in error or "--task: got '[3]'" in error)
+
+
+def test_parameters_that_are_not_finite_are_refused(run, monkeypatch, capsys):
+    restore = cavs.data.restore_best
+    monkeypatch.setattr(cavs.data, "restore_best", lambda *args: jax.tree.map(lambda x: x / 0, restore(*args)))
+    code, error = fails(capsys, "predict", "run", "t.jsonl")
+    assert code == 2 and "run: got NaN or infinity in the best parameters, at [" in error
 
 
 def test_arrays_that_would_fill_the_memory_are_refused(run, capsys):

@@ -248,6 +248,10 @@ def test_aux_is_of_the_whole_batch_too(case):
             r"got a mean over one part .*total\(a\) / cavs.data.total\(b",
         ),
         (lambda p, x: jnp.sum(p * x) * (1 / x.size), "got a mean over one part"),
+        (
+            lambda p, x: 0.25 * jnp.sum(jnp.tile(p * x, 4)[:4]),
+            r"got a mean .* only happens to be 1 / n, write weight \* cavs.data.total\(losses\)",
+        ),
         (lambda p, x: -0.5 * jnp.sum((p * x).reshape(3, 1)) / 3, "got a mean over one part"),
         (lambda p, x: jnp.sum(jnp.outer(p * x, x)) / len(x), "got a mean over one part"),  # two axes, divided by rows
         (lambda p, x: jnp.mean(jnp.outer(p * x, x[:2]), 0).sum(), "got a mean over one part"),  # of rows, then a sum of columns

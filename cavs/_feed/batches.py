@@ -92,6 +92,13 @@ MSG_DIFFERENT = (
 )
 
 
+def check_bits(tree: PyTree, where: str) -> None:
+    """Raises `ValueError`, which names the argument `where`, for arrays with values that JAX's 32 bits cannot hold."""
+    for x in jax.tree.leaves(tree):
+        if text := beyond_32_bits(x):
+            raise ValueError(f"{where}: got a leaf of {text}")
+
+
 def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
     """Joins batches in host memory.
 
@@ -106,10 +113,9 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
     """
     stacks, first = [], None
     for i, tree in enumerate(trees):
+        check_bits(tree, "Loader: collate")
         leaves, treedef = jax.tree.flatten(tree)
         for x in leaves:
-            if text := beyond_32_bits(x):
-                raise ValueError(f"Loader: collate: got a leaf of {text}")
             if axes and not isinstance(x, np.ndarray):
                 raise TypeError(
                     f"Loader: collate: got a leaf of type {type(x).__name__}; expected NumPy arrays, as batches are stacked on "

@@ -139,9 +139,8 @@ def members_of(
     for source in sources:
         data, pick = source if isinstance(source, tuple) else (source, None)
         carried = fields
-        if fields is None and isinstance(data, Graphs):  # labels that are floats, or several numbers, are not in schedules
-            arrays = {name: x for name in CARRIED if (x := getattr(data, name)) is not None}
-            carried = [name for name, x in arrays.items() if x.dtype == np.int32 and x.ndim == 1]
+        if fields is None and isinstance(data, Graphs):
+            carried = carried_by(data)
         options = options_of("Loader", data, Options(policy, kinds, fields=carried or ()))
         members.append(Member(data, pick, options))
     if not members:
@@ -169,6 +168,12 @@ def members_of(
             "other graphs write (graphs, pick), where pick(samples) returns the graphs of a batch."
         )
     return members, several
+
+
+def carried_by(graphs: Graphs) -> list[str]:
+    """Returns the fields that schedules of graphs include by default. Labels that are floats, or several numbers, are not."""
+    arrays = {name: x for name in CARRIED if (x := getattr(graphs, name)) is not None}
+    return [name for name, x in arrays.items() if x.dtype == np.int32 and x.ndim == 1]
 
 
 def _only_roots_lack_labels(graphs: Graphs) -> bool:

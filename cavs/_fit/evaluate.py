@@ -9,8 +9,9 @@ from typing import Any, TypeAlias, overload
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
-from cavs._feed.batches import Batches
+from cavs._feed.batches import Batches, check_bits
 from cavs._feed.loader import Loader
 from cavs._function.arrays import is_real
 from cavs._graphs.arguments import check_takes
@@ -19,6 +20,7 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._step.compiled_step import over_batches
+from cavs._step.donated_state import MSG_DELETED, of_mesh
 
 Sums: TypeAlias = dict[str, float]
 ROWS = ("vertices", "graphs")
@@ -103,8 +105,9 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
         TypeError: `fun` is no function of two arguments, or returns something else; or `loader` is no loader.
         ValueError: metrics differ between the devices of a mesh; or the loader was restored within an epoch.
     """
-    _check("evaluate", fun, loader)
+    _check("evaluate", fun, params, loader)
     sums, pending, compiled = {}, PendingSums(), _compiled(fun)
+    params = _placed(params, loader)
     for batches in loader:
         metrics = compiled(params, batches)
         _check_metrics(metrics, isinstance(batches, Batches))
@@ -142,7 +145,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
         ValueError: `rows` is invalid; the loader has a mesh, parts, or an iterator of batches, or was restored within an epoch;
             or `fun` returns other rows, or keys of `jax.random`.
     """
-    _check("predict", fun, loader)
+    _check("predict", fun, params, loader)
     if rows not in ROWS:
         raise ValueError(f"predict: rows: got {rows!r}; expected one of {', '.join(map(repr, ROWS))}.")
     settings, data = loader._settings, loader._members[0].graphs
@@ -153,6 +156,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
         )
     compiled, out = _compiled(fun), None
     (other,) = {*ROWS} - {rows}
+    params = _placed(params, loader)
     for batches in loader:
         for results, graphs, present in _each(loader, batches, compiled(params, batches)):
             at, taken = _places(data, graphs, present, rows)
@@ -169,19 +173,45 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
                     )
             total = len(data) if rows == "graphs" else data.num_vertices
             out = jax.tree.map(lambda x, n=total: np.zeros((n, *x.shape[1:]), x.dtype), results) if out is None else out
+            for of_first, x in zip(jax.tree.leaves(out), jax.tree.leaves(results), strict=True):
+                if of_first.shape[1:] != x.shape[1:]:
+                    raise ValueError(
+                        f"predict: fun: got rows of shape {x.shape[1:]} of one batch, and of {of_first.shape[1:]} of another; "
+                        "expected one shape. Write Loader(..., shapes=1), or fun without sizes of the batch in its rows."
+                    )
             jax.tree.map(lambda into, x, at=at, taken=taken: into.__setitem__(at, x[taken]), out, results)
     return out
 
 
-def _check(function: str, fun: Any, loader: Any) -> None:
-    """Raises `TypeError` if `fun` or `loader` is something else, and `ValueError` if the loader is within an epoch."""
+def _check(function: str, fun: Any, params: PyTree, loader: Any) -> None:
+    """Raises `TypeError` if an argument is something else, and `ValueError` if the loader has no batches, or not all."""
     check_type(f"{function}: loader", loader, Loader, f"a cavs.data.Loader. Write {function}(fun, params, loader)")
     if loader._restored and loader.batch:
         raise ValueError(
             f"{function}: loader: got one that was restored to batch {loader.batch} of an epoch, whose rest is not all data; "
             "expected one at the beginning of an epoch. Write cavs.data.Loader(graphs, 64, shuffle=False)."
         )
+    if loader._sampler.known and not len(loader):
+        raise ValueError(f"{function}: loader: got a loader without batches; expected at least one. Write Loader(graphs, 64).")
     check_takes(f"{function}: fun", fun, "params", "batch", write=f"{function}(fun, params, loader)")
+    check_bits(params, f"{function}: params")
+    leaves = jax.tree.leaves(params)
+    if any(isinstance(x, Tracer) for x in leaves):
+        raise TypeError(
+            f"{function}: params: got arrays that are traced, as inside of jax.jit or jax.grad; expected arrays, as {function} "
+            "copies its results to the host. Call it outside."
+        )
+    if any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves):
+        raise ValueError(MSG_DELETED.format(f"{function}: params"))
+
+
+def _placed(params: PyTree, loader: Loader) -> PyTree:
+    """Returns parameters as a loader without a mesh needs them: of one device, if each device of a mesh has them in full."""
+
+    def of_one(x: Any) -> Any:
+        return x.addressable_data(0) if of_mesh(x) and x.is_fully_replicated else x
+
+    return params if loader._settings.mesh is not None else jax.tree.map(of_one, params)
 
 
 def _check_metrics(metrics: Any, stacked: bool) -> None:

@@ -6,10 +6,10 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from cavs._fit.kept import (
     write_facts,
     writes,
 )
+from cavs._fit.report import json_of
 from cavs._function.arrays import is_real
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import check_type
@@ -69,7 +70,7 @@ class Keeper:
       each epoch, every five minutes, and when the loop is stopped; `last-before.npz`, the save before, for the case that it
       is damaged;
     - `best.npz`: what had the best score;
-    - `history.json`: the metrics of each evaluation;
+    - `history.json`: the metrics of each evaluation, with null for NaN and infinity;
     - `model.json`: the `facts`, and the identifier of the run, which its checkpoints also have.
 
     Within the `with` block, outside of which a keeper writes nothing, no other process can train in the folder, and Ctrl-C or
@@ -94,12 +95,15 @@ class Keeper:
         OSError: the folder cannot be written, when the block begins.
 
     Attributes:
+        FILES: the names of all files that keepers write.
         folder: the folder.
         history: all evaluations so far, dicts of `epoch`, `step`, `seconds`, `train`, `held_out` and `score`.
         best: the evaluation with the highest score, the earliest of equal ones; `None` before the first.
         stopped: the number of the signal that stopped the loop, else `None`.
         notes: what `restore` has to tell, such as that a damaged file was not read.
     """
+
+    FILES: ClassVar[tuple[str, ...]] = (LAST, BEFORE, BEST, HISTORY, FACTS)
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class Keeper:
         patience: int = 0,
         every: int = 0,
         facts: Mapping[str, Any] | None = None,
-        files: Sequence[str] = (),
+        files: Iterable[str | os.PathLike[str]] = (),
     ):
         check_path("Keeper", folder, argument="folder", what="a folder")
         write = "Write Keeper(folder, loader, score, epochs=20)"
@@ -122,10 +126,17 @@ class Keeper:
                 "Keeper: loader: got one whose batches come from an iterator; expected one that knows where an epoch ends. "
                 "Write Loader(graphs, 64), or a list of batches."
             )
+        if not len(loader):
+            raise ValueError("Keeper: loader: got a loader without batches; expected at least one. Write Loader(graphs, 64).")
         check_takes("Keeper: score", score, "sums")
-        if isinstance(files, str | os.PathLike):
+        if isinstance(files, str | os.PathLike) or not isinstance(files, Iterable):
             raise TypeError(f"Keeper: files: got {files!r}; expected a list of paths. Write files=[path].")
-        for name, got in {"epochs": epochs, "steps": steps, "patience": patience, "every": every}.items():
+        self._files = [*files]
+        for path in self._files:
+            check_path("Keeper", path, argument="files")
+        limits = {"epochs": epochs, "steps": steps, "patience": patience, "every": every}
+        limits = {name: int(x) if isinstance(x, np.integer) else x for name, x in limits.items()}
+        for name, got in limits.items():
             if isinstance(got, bool) or not isinstance(got, int) or got < 0:
                 raise ValueError(f"Keeper: {name}: got {got!r}; expected an int >= 0.")
             if got and name in ("steps", "every") and loader.steps > 1:
@@ -134,8 +145,8 @@ class Keeper:
                     "stop; expected one of single steps. Write Loader(graphs, n, steps=1)."
                 )
         self.folder, self._loader, self._score = Path(folder), loader, score
-        self._epochs, self._limit, self._patience, self._every = epochs, steps, patience, every
-        self._facts, self._files = checked_facts({} if facts is None else facts), files
+        self._epochs, self._limit, self._patience, self._every = limits.values()
+        self._facts = checked_facts({} if facts is None else facts)
         self.history: list[Evaluated] = []
         self.notes: list[str] = []
         self.stopped: int | None = None
@@ -180,10 +191,10 @@ class Keeper:
         self.history, self.notes, self._sums, self._seconds, self._begun, self._due = [], [], {}, 0.0, None, False
         self._pending.clear()
         exists = (self.folder / FACTS).exists()
-        if not exists and (others := [x for x in (LAST, BEFORE, BEST, HISTORY) if (self.folder / x).exists()]):
+        if not exists and (others := [x for x in self.FILES if (self.folder / x).exists()]):
             raise KeeperError(f"{self.folder}: got {others[0]} without {FACTS}; expected a new folder, or that of a run.")
         facts: dict[str, Any] = read_run(self.folder) if exists else {"run": uuid.uuid4().hex}
-        prints = {path: fingerprint(path) for path in self._files}
+        prints = {os.fspath(path): fingerprint(path) for path in self._files}
         changed = [path for path, x in prints.items() if facts.get("files", {}).get(path, x) != x]
         if changed:
             raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
@@ -324,7 +335,7 @@ class Keeper:
         if is_best := self.best is record:
             self._write(BEST, state if best is None else best)
         if writes():  # before the save: a run that is killed between the two evaluates again, and writes both
-            write_whole(self.folder / HISTORY, json.dumps(self.history, indent=1).encode())
+            write_whole(self.folder / HISTORY, json.dumps(json_of(self.history), indent=1).encode())
         self.save(state)
         return is_best
 

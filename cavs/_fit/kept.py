@@ -17,17 +17,15 @@ from types import FrameType
 from typing import Any, TypedDict
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from cavs._feed.loader import Loader
 from cavs._fit.evaluate import Sums
 from cavs._graphs.checks import check_type
-from cavs._graphs.files import open_regular, read_whole, write_whole
+from cavs._graphs.files import check_path, open_regular, read_whole, write_whole
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import restore_checkpoint
-from cavs._jaxpr.equations import is_float
 from cavs._readers.npz import stored_arrays
 
 try:
@@ -132,6 +130,7 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
         KeeperError: the folder does not contain them, they are damaged, or another version of cavs wrote them.
         OSError: the file cannot be read.
     """
+    check_path("read_run", folder, argument="folder", what="a folder")
     path = Path(folder) / FACTS
     try:
         facts = json.loads(read_whole(path))
@@ -193,18 +192,15 @@ def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
         like: a pytree of arrays, or of their shapes, with the structure of what [`cavs.data.Keeper.score`][] got as `best`.
 
     Raises:
-        KeeperError: there is no such file; it is damaged, of another run, of another structure, or contains NaN or infinity.
+        KeeperError: there is no such file; it is damaged, of another run, of another structure.
         OSError: the file cannot be read.
     """
+    check_path("restore_best", folder, argument="folder", what="a folder")
     folder = Path(folder)
     path, run = folder / BEST, read_run(folder)["run"]
     if not path.exists():
         raise KeeperError(f"{folder}: there is no {BEST} in it; expected a run that has finished an epoch.")
-    (best, _), _ = read_checkpoint(path, like, run)
-    for place, x in jax.tree_util.tree_leaves_with_path(best):
-        if is_float(x) and not jnp.isfinite(x).all():
-            raise KeeperError(f"{path}: got NaN or infinity at {jax.tree_util.keystr(place)}; expected finite numbers.")
-    return best
+    return read_checkpoint(path, like, run)[0][0]
 
 
 def read_checkpoint(path: Path, like: PyTree, run: str, *loaders: Loader) -> tuple[tuple[PyTree, Any], dict[str, Any]]:

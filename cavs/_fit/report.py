@@ -48,19 +48,6 @@ def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     write_whole(path, picture.getvalue())
 
 
-def write_text(text: str, path: str | os.PathLike[str]) -> None:
-    """Writes a text as UTF-8. The file appears when it is complete; a pipe or a device is written to as it is.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    if os.path.isfile(path) or not os.path.exists(path):
-        write_whole(path, text.encode())
-        return
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-
-
 def draw_history(
     history: Sequence[Evaluated], path: str | os.PathLike[str], scores: Callable[[Sums], Mapping[str, float | None]]
 ) -> None:

@@ -73,6 +73,8 @@ def _check(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: 
     """Raises `ValueError` if shapes do not fit together, which would broadcast, or the labels are no integers."""
     rows, width, classes = len(h) if h.ndim else 0, w.shape[0] if w.ndim else 0, w.shape[-1:]
     expected = {"h": (rows, width), "w": (width, *classes), "b": classes, "labels": (rows,), "weight": (rows,)}
+    if classes == (0,):
+        raise ValueError(f"softmax_loss: w: got shape {w.shape}, without classes; expected (H, C) with at least one.")
     for (name, shape), x in zip(expected.items(), (h, w, b, labels, weight), strict=True):
         suits = name != "labels" or jnp.issubdtype(x.dtype, jnp.integer)
         if x.shape != shape or not suits:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import IO
 
 NOT_REGULAR = "is not a regular file"
+_MOST_LINKS = 40  # in a chain
 
 
 def check_path(function: str, path: object, cure: str = "", argument: str = "path", what: str = "a file") -> None:
@@ -37,21 +38,29 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     # The name is unique, because two processes may write the same file at once.
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            mode = os.fstat(file.fileno()).st_mode  # as umask has it; a library may write files that only the owner reads
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.chmod(temporary, stat.S_IMODE(mode))
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(folder or os.curdir)
-    except OSError as error:
-        if error.filename == temporary:
-            error.filename = os.fspath(original)
-        raise
+        with errors_named(original, temporary):
+            with open(temporary, "xb") as file:
+                mode = os.fstat(file.fileno()).st_mode  # as umask has it; a library may write files that only the owner reads
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.chmod(temporary, stat.S_IMODE(mode))
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(folder or os.curdir)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def errors_named(path: str | os.PathLike[str], temporary: str | None = None) -> Iterator[None]:
+    """A context whose `OSError`s name a file. Those of `write`, as of a full disk, name none; others name a `temporary` one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename in (None, temporary):
+            error.filename = os.fspath(path)
+        raise
 
 
 def target_of(path: str | os.PathLike[str]) -> str:
@@ -60,10 +69,44 @@ def target_of(path: str | os.PathLike[str]) -> str:
     Raises `OSError` if the path names something else than a regular file, or its links form a circle.
     """
     target = os.path.realpath(path)
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISREG(os.stat(target).st_mode):
-            raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
+    for name in (target, path):  # which differ for `/dev/stdout`, if it is a pipe
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.stat(name).st_mode) or descriptor_of(path) is not None:
+                raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
     return target
+
+
+def descriptor_of(path: str | os.PathLike[str]) -> int | None:
+    """Returns the number of the open file that a path such as `/dev/stdout` stands for; `None` for other paths.
+
+    It may be a regular file, if the shell redirects it. To replace that would lose what else the program prints.
+    """
+    path = os.path.abspath(path)
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(path)
+        if name.isdecimal() and os.path.realpath(folder) in ("/dev/fd", f"/proc/{os.getpid()}/fd"):
+            return int(name)
+        if not os.path.islink(path):
+            return None
+        path = os.path.normpath(os.path.join(os.path.realpath(folder), os.readlink(path)))
+    return None
+
+
+def write_text(text: str, path: str | os.PathLike[str]) -> None:
+    """Writes a text as UTF-8. The file appears when it is complete; a pipe, a device or `/dev/stdout` is written to as it is.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if (descriptor := descriptor_of(path)) is not None:
+        print(end="", flush=True)  # what was printed before comes first
+        with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+            file.write(text)
+    elif os.path.isfile(path) or not os.path.exists(path):
+        write_whole(path, text.encode())
+    else:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

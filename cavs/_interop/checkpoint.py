@@ -16,6 +16,7 @@ from cavs._graphs.files import check_path, open_regular, replacing, target_of
 from cavs._graphs.pytree import PyTree
 from cavs._readers.names import describe_array
 from cavs._readers.npz import stored_arrays
+from cavs._step.donated_state import deleted_named
 
 State = TypeVar("State")
 
@@ -53,7 +54,7 @@ def save_checkpoint(state: PyTree, path: str | os.PathLike[str], *loaders: Loade
 
     Raises:
         TypeError, ValueError: `path` is no path; a loader is none; a leaf of the state is neither an array nor a number, or
-            does not fit JAX's 32 bits.
+            does not fit JAX's 32 bits, or is an array that a step has reused.
     """
     check_path("save_checkpoint", path, "Write save_checkpoint(state, path, *loaders).")
     _check_loaders("save_checkpoint", loaders)
@@ -61,7 +62,8 @@ def save_checkpoint(state: PyTree, path: str | os.PathLike[str], *loaders: Loade
         return
     named = _named(state)
     like = {name: _like(x, "save_checkpoint", name) for name, x in named.items()}
-    data = jax.device_get({name: jax.random.key_data(x) if _is_key(x) else x for name, x in named.items()})
+    with deleted_named("save_checkpoint: state"):
+        data = jax.device_get({name: jax.random.key_data(x) if _is_key(x) else x for name, x in named.items()})
     arrays = {name: np.asarray(x, None if _is_key(named[name]) else like[name].dtype) for name, x in data.items()}
     # Files do not know bfloat16 and its like, and what NumPy writes for some of them (float8_e5m2), it cannot read.
     arrays = {name: x.view(f"V{x.dtype.itemsize}") if x.dtype.isbuiltin == 2 else x for name, x in arrays.items()}
@@ -159,6 +161,8 @@ def _like(x: Any, function: str, name: str) -> jax.ShapeDtypeStruct:
     if text := beyond_32_bits(x):
         raise ValueError(f"{function}: state: got a leaf {name} of {text}")
     try:
+        if not hasattr(x, "shape") and not isinstance(x, int | float | complex):  # JAX takes the text "float32" for a dtype
+            raise TypeError
         dtype = jnp.result_type(x)
         if isinstance(x, int):
             np.asarray(x, dtype)

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._feed.settings import Sample
+from cavs._feed.batches import check_bits
+from cavs._feed.settings import Sample, carried_by
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.fit import values
 from cavs._memory.sub_batches import deal, summed_over_parts
@@ -119,6 +120,7 @@ class DividedArrays:
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
         """Returns another batch as `in_parts` gets it. The shapes are the same while it is no larger than earlier ones."""
         _, count = _axes_of(batch, self._axis)
+        check_bits(batch, "plan: batch")
         if count % choice.parts:
             raise ValueError(
                 f"batch: got {counted(count, 'sample')}; expected a multiple of {choice.parts}, the parts of the plan."
@@ -128,12 +130,12 @@ class DividedArrays:
 
 def _axes_of(arrays: PyTree, axis: Any) -> tuple[list[int | None], int]:
     """Returns the axis of samples of each array, and their number."""
-    leaves = jax.tree.leaves(arrays, is_leaf=lambda x: isinstance(x, Graphs))
+    leaves = jax.tree.leaves(arrays, is_leaf=lambda x: isinstance(x, Graphs | Schedule))
     not_arrays = [x for x in leaves or [arrays] if not hasattr(x, "shape") or not hasattr(x, "dtype")]
     if not_arrays:
         got, write = f"a {type(not_arrays[0]).__name__}", "graphs[:64] of cavs.read(...), or (x, y)"
         if isinstance(arrays, Graphs):
-            got = "no graphs"
+            got = "graphs for a plan of arrays" if len(arrays) else "no graphs"
         elif isinstance(not_arrays[0], Graphs):
             got = "graphs among other things"
             write = "plan(loss, params, graphs, collate=lambda sample: (sample.sched, x[sample.numbers]))"
@@ -222,6 +224,7 @@ class DividedGraphs:
         return at_once, in_two, by_part[:count].size
 
     def arranged(self, batch: Any, choice: Choice) -> PyTree:
+        check_graphs(batch, "plan.batch(graphs)")
         parts = list(_scheduled(batch, list(_dealt(batch, choice.parts)), choice.segments, self._first(choice)[2]))
         self._firsts[choice] = parts[0]
         return _stacked(parts, self.collate)
@@ -234,8 +237,7 @@ def _dealt(graphs: Graphs, parts: int) -> np.ndarray:
 
 def _scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like: Schedule | None = None) -> Iterator[Part]:
     """Schedules parts of a batch, whose graphs are given, in one shape: that of `like` if they fit into it."""
-    fields = tuple(name for name in ("input_id", "label") if getattr(graphs, name) is not None)
-    options = options_of("plan", graphs, Options(fields=fields))
+    options = options_of("plan", graphs, Options(fields=carried_by(graphs)))
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
     shape = like.shape if like is not None and covers(like.shape, needed) else needed
     part_graphs = [graphs[part] for part in parts]
@@ -249,7 +251,13 @@ def _scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like:
 def _stacked(parts: Iterable[Part], collate: Collate) -> PyTree:
     """Returns the batches of all parts, whose arrays gain a leading axis of parts."""
     batches = [collate(Sample(part, np.ones(len(part), bool), lambda g=g: g, sched)) for part, g, sched in parts]
+    check_bits(batches, "plan: collate")
     return jax.tree.map(lambda *xs: np.stack(xs), *batches)
+
+
+def is_count(x: object) -> bool:
+    """Returns whether `x` is an int >= 1."""
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 1
 
 
 def numbers_of_parts(count: int) -> list[int]:

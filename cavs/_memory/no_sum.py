@@ -26,9 +26,9 @@ MSG_TERM = (
 )
 MSG_MEAN = (
     "{function}: loss: got a mean over one part{where}, which would be added up over the parts; expected a sum over graphs, or "
-    "cavs.data.mean and cavs.data.total. Write cavs.data.mean(losses) for losses.mean(), cavs.data.total(a) / "
-    "cavs.data.total(b) for a.sum() / b.sum(), or cavs.data.total(y) to add up the y of all parts, such as losses.mean(), or "
-    "a sum whose weight only happens to be 1 / n."
+    "cavs.data.mean and cavs.data.total. Write cavs.data.mean(losses) for losses.mean(), and cavs.data.total(a) / "
+    "cavs.data.total(b) for a.sum() / b.sum(). If a factor is a weight that only happens to be 1 / n, write weight * "
+    "cavs.data.total(losses) for weight * losses.sum(). To add up a value y of each part on purpose, write cavs.data.total(y)."
 )
 MSG_CURVED = (
     "{function}: loss: got {name} of values of one part{where}, which would be added up over the parts; expected a sum over "

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from cavs._feed.settings import with_rows, with_sched
+from cavs._function.arrays import as_array
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
-from cavs._graphs.files import write_whole
+from cavs._graphs.files import check_path, read_whole, write_whole
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
 from cavs._memory.bytes import BudgetError, bytes_of, bytes_of_arrays, memory_of_gpu, text_of
-from cavs._memory.divided import Choice, Collate, DividedArrays, DividedGraphs, numbers_of_parts
+from cavs._memory.divided import Choice, Collate, DividedArrays, DividedGraphs, is_count, numbers_of_parts
 from cavs._memory.fit import Verified, compiler_options
 from cavs._memory.search import BatchGradient, check_parts
 
@@ -90,13 +91,14 @@ def plan(
         check_takes("plan: collate", collate, "sample")
     amount = bytes_of(budget, "plan")
     data = divided(batch, collate, axis)
-    counts = numbers_of_parts(len(data))
-    if parts is not None and parts not in counts:
+    parts, segments = (int(x) if isinstance(x, np.integer) else x for x in (parts, segments))
+    if parts is not None and (not is_count(parts) or len(data) % parts):
+        counts = numbers_of_parts(len(data))
         raise ValueError(f"plan: parts: got {parts!r} for {counted(len(data), data.noun)}; expected one of {counts}.")
-    if segments is not None and (not isinstance(segments, int) or segments < 1):
+    if segments is not None and not is_count(segments):
         raise ValueError(f"plan: segments: got {segments!r}; expected an int >= 1. Write segments=16.")
     ways = names_of(names, "plan", ("keep", "recompute"))
-    params = _with_arrays(params)
+    params = _with_arrays(params, "plan: params")
     options = compiler_options(amount, bytes_of_arrays(params))
     gradient = BatchGradient(loss, params, data, ways, data.choices(parts, segments), options)
     batch_plan = BatchPlan(gradient, chosen(gradient, amount), amount)
@@ -136,29 +138,32 @@ def load(
     Raises:
         ValueError: the file is not such a plan, or it is for another number of graphs or samples.
     """
-    with open(path) as file:
-        try:
-            saved = json.load(file)
-            choice = Choice(saved["parts"], saved["segments"])
-            names, count, budget = map(saved.get, ("names", "samples", "budget"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
-            ) from error
+    check_path("load", path)
+    check_takes("load: loss", loss, "params", "batch", write="cavs.memory.load(path, loss, params, batch)")
+    try:
+        saved = json.loads(read_whole(path))
+        choice, count = Choice(saved["parts"], saved["segments"]), saved["samples"]
+        names, budget = names_of(saved["names"], "load", ("keep", "recompute")), bytes_of(saved["budget"], "load")
+        if not all(map(is_count, (*choice, count))) or count % choice.parts:
+            raise ValueError("its parts do not divide its samples")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
+        ) from error
     data = divided(batch, collate, axis)
     if len(data) != count:
         raise ValueError(
             f"load: batch: got {counted(len(data), data.noun)}; expected {count}, as in the plan. Write batch[:{count}]."
         )
-    ways, params = names_of(names, "load", ("keep", "recompute")), _with_arrays(params)
+    params = _with_arrays(params, "load: params")
     choices = sorted({choice, *data.choices(None, None)}, key=lambda choice: choice.divisor)
-    gradient = BatchGradient(loss, params, data, ways, choices, compiler_options(budget, bytes_of_arrays(params)))
+    gradient = BatchGradient(loss, params, data, names, choices, compiler_options(budget, bytes_of_arrays(params)))
     return BatchPlan(gradient, choice, budget)
 
 
-def _with_arrays(params: PyTree) -> PyTree:
-    """Returns the parameters, numbers as arrays."""
-    return jax.tree.map(lambda x: x if hasattr(x, "shape") else jnp.asarray(x), params)
+def _with_arrays(params: PyTree, where: str) -> PyTree:
+    """Returns the parameters, numbers as arrays. Raises a `TypeError`, which names the argument, for anything else."""
+    return jax.tree.map(lambda x: x if hasattr(x, "shape") else as_array(x, where), params)
 
 
 def divided(batch: Any, collate: Collate | None, axis: Any) -> DividedArrays | DividedGraphs:
@@ -263,6 +268,7 @@ class BatchPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
+        check_path("BatchPlan.save", path)
         record: dict[str, Any] = self._choice._asdict() | {"names": dict(self._batch.names)}
         record |= {"samples": len(self._batch.data), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
         write_whole(path, json.dumps(record, indent=1).encode())

@@ -15,13 +15,14 @@ import numpy as np
 
 from cavs._engines.choose import EngineError
 from cavs._function.keep_options import MemoryOptions
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Jaxpr, all_equations
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
-from cavs._memory.bytes import BudgetError
+from cavs._memory.bytes import BudgetError, bytes_of
 from cavs._memory.divided import Choice, DividedArrays, DividedGraphs, Loss
 from cavs._memory.fit import MOST_COMPILED, compiled_step, values
 from cavs._memory.sub_batches import checked_scalar
@@ -50,7 +51,7 @@ def fewest_parts(
     Args:
         measure: compiles the step of a batch in this many parts, and returns the bytes that it needs.
         batch: the graphs of a batch. The parts have equally many.
-        budget: bytes; "min" for parts of one graph.
+        budget: an amount of memory, as in [`cavs.memory.bytes_of`][]; "min" for parts of one graph.
         argument: named by errors.
 
     Returns:
@@ -58,8 +59,13 @@ def fewest_parts(
 
     Raises:
         BudgetError: even parts of one graph do not fit. The message says how much they need.
+        TypeError, ValueError: an argument is something else.
     """
-    if not isinstance(budget, int):
+    check_takes("fewest_parts: measure", measure, "parts")
+    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
+        raise ValueError(f"fewest_parts: batch: got {batch!r}; expected an int >= 1, the graphs of a batch.")
+    budget = budget if isinstance(budget, int) else bytes_of(budget, "fewest_parts") or "min"
+    if isinstance(budget, str):
         return batch, measure(batch)
     parts, sizes = fewest(measure, (n for n in range(1, batch + 1) if batch % n == 0), budget, MOST_COMPILED + 2)
     if parts is None:

@@ -10,6 +10,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from cavs._feed.plan import dealt
+from cavs._function.arrays import as_arrays
 from cavs._function.children import wide
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.counted import counted
@@ -48,7 +49,8 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
         ValueError: if `count` does not divide the number of graphs.
     """
     check_graphs(graphs, "deal(graphs, count)")
-    if not isinstance(count, int) or count < 1 or not len(graphs) or len(graphs) % count:
+    count = int(count) if isinstance(count, np.integer) else count
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or not len(graphs) or len(graphs) % count:
         raise ValueError(
             f"deal: count: got {count!r} for {counted(len(graphs), 'graph')}; expected a divisor of the number of graphs, so "
             "that all sub-batches have one shape. Write a batch size that is a multiple of count."
@@ -134,11 +136,11 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
     def checked(params: PyTree, stacks: list[PyTree]) -> Any:
         if not isinstance(stacks, list) or not stacks:  # a tuple may be a batch: `(sched, x)`
             raise TypeError(
-                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write [batch] for "
-                "each batch of cavs.data.Loader(..., parts=8, steps=1)."
+                f"sub_batched: stacks: got {'an empty' if isinstance(stacks, list) else 'a'} {type(stacks).__name__}; expected "
+                "a list of stacked batches. Write [batch] for each batch of cavs.data.Loader(..., parts=8, steps=1)."
             )
         lengths = [{jnp.shape(x)[:1] for x in jax.tree.leaves(s)} for s in stacks]
-        if any(len(of) > 1 or () in of for of in lengths):
+        if any(len(of) != 1 or () in of for of in lengths):
             raise ValueError(
                 f"{function}: stacks: got arrays of leading axes {sorted(set().union(*lengths))}; expected one number of "
                 "sub-batches in all arrays of a stack. Write jax.tree.map(lambda *xs: jnp.stack(xs), *batches)."
@@ -151,7 +153,8 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
             )
         # Inside a `jax.shard_map` that checks types, what the result depends on differs between devices before it is read.
         axes = tuple(sorted(frozenset().union(*map(varying, jax.tree.leaves((params, stacks))))))
-        params, arrays = jax.tree.map(lambda x: vary(jnp.asarray(x), axes), (params, list(stacks)))
+        arguments = as_arrays(params, f"{function}: params"), as_arrays(list(stacks), f"{function}: stacks")
+        params, arrays = jax.tree.map(lambda x: vary(x, axes), arguments)
         # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
         closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(arrays))
         no_consts, consts = without_constants(closed)

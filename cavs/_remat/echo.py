@@ -1,5 +1,6 @@
 """`recompute`: a function whose derivative keeps less. After Echo (Zheng et al., ISCA 2020), for any function of JAX."""
 
+import contextlib
 import functools
 import json
 import math
@@ -11,9 +12,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from cavs._function.arrays import beyond_32_bits
 from cavs._function.keep_options import MemoryOptions
 from cavs._graphs.counted import counted
-from cavs._graphs.files import write_whole
+from cavs._graphs.files import check_path, read_whole, write_whole
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Var, without_constants
@@ -81,7 +83,7 @@ def recompute(
     """
     if not callable(fn):
         raise TypeError(f"cavs.memory.recompute: fn: got {fn!r}; expected a function. Write recompute(loss, budget='2GiB').")
-    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    static = tuple(np.atleast_1d(static_argnums).tolist())
     if not all(isinstance(n, int) for n in static):
         got = f"cavs.memory.recompute: static_argnums: got {static_argnums!r}"
         raise TypeError(f"{got}; expected positions of arguments. Write static_argnums=(1,).")
@@ -138,6 +140,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
+        check_path("Plan.save", path)
         write_whole(path, json.dumps(self._point.as_json()).encode())
 
     def rows(self) -> list[Row]:
@@ -244,8 +247,8 @@ class Recomputed(Generic[R]):
             ValueError: if `argnums` are not among the positional arguments.
         """
         closed, consts, _, _ = self._trace(args, kwargs)
-        given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        if any(not -len(args) <= n < len(args) for n in given):
+        given = tuple(np.atleast_1d(argnums).tolist())
+        if any(not isinstance(n, int) or not -len(args) <= n < len(args) for n in given):
             raise ValueError(
                 f"{self._name} (recompute): argnums: got {argnums!r} with {counted(len(args), 'positional argument')}; "
                 "expected their numbers, from 0 on. Write plan(x, y, argnums=1), for instance."
@@ -287,6 +290,8 @@ class Recomputed(Generic[R]):
                     f"{self._name} (recompute): got an argument {x!r}; expected arrays. Write recompute(fn, "
                     "static_argnums=...) with the positions of such arguments."
                 )
+            if text := beyond_32_bits(x):
+                raise ValueError(f"{self._name} (recompute): got an argument of {text}")
         closed: Any
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*flat)
         options = MemoryOptions(self._budget == "min", self._names)
@@ -328,12 +333,12 @@ class Recomputed(Generic[R]):
 def _read(path: str | os.PathLike[str] | None) -> Any:
     if path is None:
         return None
-    with open(path) as file:
-        try:
-            saved = json.load(file)
-        except ValueError:
-            saved = None
-    if not isinstance(saved, dict) or not saved.keys() >= {"regions", "chunks"}:
+    check_path("recompute", path, argument="plan")
+    saved = None
+    with contextlib.suppress(ValueError):
+        saved = json.loads(read_whole(path))
+    regions, chunks = map(saved.get, ("regions", "chunks")) if isinstance(saved, dict) else (None, None)
+    if not isinstance(regions, dict) or "" not in regions or not all(isinstance(x, dict) for x in (chunks, *regions.values())):
         raise ValueError(
             f"recompute: plan: got {path}; expected a file that Plan.save wrote. Write recompute(fn).plan(...).save(path)."
         )

@@ -3,6 +3,7 @@
 Plans are ordered by an estimate of their memory; those that may be the answer are compiled.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -60,8 +61,10 @@ class ParetoSearch:
 
     def saved(self, saved: dict[str, Any]) -> Point:
         """Returns a saved plan. In `plain` alone, masks are bytes. Raises a `ValueError` for that of another function."""
-        point = self.point(math.inf if saved["regions"][""]["in_bits"] else None, chunks=saved["chunks"], saved=saved)
-        if json.dumps(point.as_json()) != json.dumps(saved):
+        point = None
+        with contextlib.suppress(LookupError):  # it keeps values that this function does not have
+            point = self.point(math.inf if saved["regions"][""]["in_bits"] else None, chunks=saved["chunks"], saved=saved)
+        if point is None or json.dumps(point.as_json()) != json.dumps(saved):
             raise ValueError(
                 "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
                 "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend import core as jex
 from jax.sharding import Mesh, PartitionSpec
 
-from cavs._feed.batches import Batches, struct_of
+from cavs._feed.batches import Batches, check_bits, struct_of
 from cavs._feed.loader import Loader
 from cavs._function.arrays import as_arrays
 from cavs._graphs.counted import counted
@@ -22,7 +22,7 @@ from cavs._run.tune import Tuned, launches_in, settle, tasks_of, tune_tasks, una
 from cavs._schedule.schedule import Schedule
 from cavs._step.background import Background
 from cavs._step.concurrent_jit import Concurrent, in_turn, options_of, shapes_of
-from cavs._step.donated_state import DonatedState
+from cavs._step.donated_state import DonatedState, deleted_named
 from cavs._step.host_memory import keeps_much, return_unused
 from cavs.kernels import Target
 
@@ -100,10 +100,6 @@ MSG_NO_LAUNCHES = (
     "Step.tune: got a step without launches of engine 'persistent'; expected one, to time its layouts. cavs.explain(F) tells "
     "which engine runs, and why."
 )
-MSG_DELETED = (
-    "step: state: got arrays whose memory an earlier step has reused, as a step updates its state in place; expected the state "
-    "that the last step returned. Write state, out = step(state, batches), or @cavs.data.step(donate=False) to keep old states."
-)
 
 
 class Step(Generic[State, Metrics]):
@@ -136,6 +132,8 @@ class Step(Generic[State, Metrics]):
         return type(self), (self.__wrapped__, self._unroll, self._donate, self._options, self._seconds)
 
     def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
+        if not isinstance(batches, Batches):  # whose loader has checked them
+            check_bits(batches, "step: batches")
         key = shapes_of(batches)
         new = key not in self._known
         if new:
@@ -146,15 +144,12 @@ class Step(Generic[State, Metrics]):
         elif new:
             self.background.wait(key)
         try:
-            state, program = self._donated.of(state, _mesh(batches)), self._program(batches)
-            if foreground:
-                launches = self._settle(program, state, batches, timed=not self._known)
-                self.tuned = self.tuned if self._known else launches
-            state, metrics = program(state, batches)
-        except (RuntimeError, ValueError) as error:
-            if "deleted" not in str(error):
-                raise
-            raise ValueError(MSG_DELETED) from error
+            with deleted_named("step: state"):
+                state, program = self._donated.of(state, _mesh(batches)), self._program(batches)
+                if foreground:
+                    launches = self._settle(program, state, batches, timed=not self._known)
+                    self.tuned = self.tuned if self._known else launches
+                state, metrics = program(state, batches)
         finally:
             self.compiling = None if foreground else self.compiling
         if new:

@@ -1,5 +1,7 @@
 """`DonatedState`: places the state of a step on its devices, in arrays that the step may overwrite."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,6 +25,26 @@ MSG_LEAF = (
     "step: state: got a leaf {} that is {}; expected arrays and numbers ({}). Keep functions and other static parts out of the "
     "state, as equinox.partition does."
 )
+MSG_DELETED = (
+    "{}: got arrays whose memory an earlier step has reused, as a step updates its state in place; expected the state "
+    "that the last step returned. Write state, out = step(state, batches), or @cavs.data.step(donate=False) to keep old states."
+)
+
+
+@contextlib.contextmanager
+def deleted_named(argument: str) -> Iterator[None]:
+    """A context whose errors about arrays that a step has reused name an argument."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if "deleted" not in str(error):
+            raise
+        raise ValueError(MSG_DELETED.format(argument)) from error
+
+
+def of_mesh(x: object) -> bool:
+    """Returns whether `x` is an array of the devices of a mesh, which may be one: JAX refuses it beside others."""
+    return isinstance(x, jax.Array) and (isinstance(x.sharding, NamedSharding) or len(x.sharding.device_set) > 1)
 
 
 class DonatedState:
@@ -79,8 +101,8 @@ class DonatedState:
             if isinstance(x, jax.Array) and x.sharding == sharding:
                 return x.copy() if self._donate else x
             return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), sharding)  # numbers stay weakly typed
-        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
-            x = np.asarray(x)  # of a mesh, to one device
+        if of_mesh(x):
+            x = np.asarray(x)  # to one device
         if isinstance(x, jax.Array) and not self._donate:
             return x
         return jax.device_put(x, may_alias=False) if isinstance(x, jax.Array | np.ndarray) else jnp.array(x)

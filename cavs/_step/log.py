@@ -17,9 +17,9 @@ import numpy as np
 
 from cavs._feed.loader import Loader
 from cavs._function.arrays import is_real
-from cavs._graphs.arguments import optional_module
+from cavs._graphs.arguments import check_takes, optional_module
 from cavs._graphs.checks import check_type
-from cavs._graphs.files import check_path
+from cavs._graphs.files import check_path, errors_named
 from cavs._graphs.pytree import PyTree
 
 Record: TypeAlias = dict[str, float]
@@ -70,7 +70,8 @@ class Log:
         step: the training steps before this loop. By default `loader.seen`, so that a restored loop continues to count.
 
     Raises:
-        TypeError: `loader` is not a loader, or a writer is not callable.
+        TypeError: `loader` is not a loader, or a writer is not callable, or `metrics` is no function of one argument.
+        ValueError: `every` is no number of seconds, or `step` no int.
     """
 
     def __init__(
@@ -88,6 +89,12 @@ class Log:
                     f"Log: writers: got a {type(writer).__name__}; expected functions of one report. Write "
                     "cavs.data.json_lines(path) for a file."
                 )
+        if isinstance(every, bool) or not isinstance(every, int | float | np.number) or not every >= 0:
+            raise ValueError(f"Log: every: got {every!r}; expected seconds >= 0. Write every=10.")
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int | np.integer)):
+            raise ValueError(f"Log: step: got {step!r}; expected an int, the training steps before this loop, or None.")
+        if metrics is not None:
+            check_takes("Log: metrics", metrics, "values", write="metrics=lambda values: {'loss': values[0]}")
         self._loader, self._every = loader, every
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._error: list[BaseException] = []
@@ -97,7 +104,7 @@ class Log:
         self._vertices = {} if size is None else {"vertices": size * float(sizes.mean())}  # of a batch
         self._left: Record | None = None  # about the results since the last report
         self._seen, self._received = loader.seen, loader._received
-        self._step, self._follows = (self._seen, True) if step is None else (step, False)
+        self._step, self._follows = (self._seen, True) if step is None else (int(step), False)
         self._reported, self._waited, self._epoch = time.perf_counter(), 0.0, loader.epoch
 
     def __call__(self, values: PyTree, steps: int | None = None) -> None:
@@ -247,7 +254,7 @@ def json_lines(path: str | Path) -> Write:
             return
         nonlocal begin
         values = {name: x if math.isfinite(x) else None for name, x in record.items()}
-        with open(path, "a", encoding="utf-8") as file:
+        with errors_named(path), open(path, "a", encoding="utf-8") as file:
             file.write(begin + json.dumps({"time": time.time(), **values}) + "\n")
         begin = ""
 

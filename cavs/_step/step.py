@@ -6,6 +6,7 @@ from typing import Any, Generic, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cavs._feed.batches import Batches
 from cavs._graphs.arguments import check_takes
@@ -185,6 +186,8 @@ def step(
     if fun is None:
         how = {"memory": memory, "loss": loss, "collate": collate, "axis": axis}
         return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options, tune=tune, **how)
+    unroll = int(unroll) if isinstance(unroll, np.integer) else unroll
+    tune = float(tune) if isinstance(tune, np.integer | np.floating) else tune
     if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
         raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
     if compiler_options is not None and not isinstance(compiler_options, Mapping):

@@ -31,7 +31,7 @@ def total(x: ArrayLike) -> jax.Array:
     Returns:
         A scalar, the same on all devices and in all parts.
     """
-    summed, (axes, _) = jnp.sum(as_array(x, "total: x")), devices()
+    summed, (axes, _) = jnp.sum(_numbers(x, "total: x")), devices()
     if axes:
         summed = lax.psum(vary(summed, axes) if checked_axes() else summed, axes)
     # An equation that does nothing. `cavs.memory.sub_batched` finds it in the traced loss, and adds up the parts.
@@ -62,7 +62,7 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
     Raises:
         ValueError: `where` has another shape than `x`, or other values than bools.
     """
-    x = as_array(x, "mean: x")
+    x = _numbers(x, "mean: x")
     kind = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.float32
     x = wide(x.astype(kind))
     if where is None:  # every device and every part has the same number
@@ -72,3 +72,11 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
         got = f"{where.dtype}{list(where.shape)}"
         raise ValueError(f"mean: where: got {got}; expected bool{list(x.shape)}, as x has. Write where=labels >= 0.")
     return (total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(x.dtype)), 1)).astype(kind)
+
+
+def _numbers(x: ArrayLike, where: str) -> jax.Array:
+    """Returns an array of numbers. Raises a `TypeError`, which names the argument, for keys of `jax.random`."""
+    x = as_array(x, where)
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        raise TypeError(f"{where}: got an array of {x.dtype}; expected numbers.")
+    return x

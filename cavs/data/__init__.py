@@ -21,7 +21,6 @@ from cavs._fit.report import (
     print_scores as print_scores,
     shown as shown,
     write_figure as write_figure,
-    write_text as write_text,
 )
 from cavs._fit.scores import (
     ConfusionMatrix as ConfusionMatrix,
@@ -43,6 +42,7 @@ from cavs._fit.texts import (
     with_labels as with_labels,
     words_of as words_of,
 )
+from cavs._graphs.files import write_text as write_text
 from cavs._graphs.graphs import is_root as is_root
 from cavs._readers import example as example
 from cavs._run.tune import Tuned as Tuned

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 
 import cavs
 from cavs.recipes._options import Mistake, Parser, add_options, check_file, converted, flag, kinds_of, read_toml, suggestion
 from cavs.recipes._recipe import Recipe
-from cavs.recipes._report import out_of_memory
+from cavs.recipes._report import CURVE, LOG, TEST, out_of_memory
 from cavs.recipes._train import saved, train, tune
 
 TASKS = ("trees", "tagging", "language_model", "translation", "regression", "netlists")
@@ -32,7 +33,7 @@ ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.Budge
 # The arguments that a `ProgramError` begins with, as the user writes them.
 FLAGS = {name: flag(name, part=True) for name in ("train", "dev", "test", "program", "layers")}
 FLAGS["inputs"] = "--embedding-size"
-FILES_OF_A_RUN = "best.npz last.npz last-before.npz model.json history.json test.json log.jsonl curve.png".split()
+FILES_OF_A_RUN = (*cavs.data.Keeper.FILES, LOG, TEST, CURVE)
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": "z.6g", "probability": ".4f", "log_probability": "z.3f", "perplexity": ".2f"}  # z: no negative zero
 PICTURES = (".png", ".pdf", ".svg")
@@ -242,7 +243,7 @@ def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -
         The recipe, whose `facts` hold the words and labels, and the parameters of the best epoch.
 
     Raises:
-        Mistake: the folder holds no run, or one that this recipe does not fit.
+        Mistake: the folder holds no run, or one that this recipe does not fit, or whose parameters are not finite.
         cavs.data.KeeperError: a file is damaged.
     """
     run_folder = _folder_of_run("load_run: folder", folder)
@@ -254,7 +255,12 @@ def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -
         like = jax.eval_shape(lambda: recipe.init(jax.random.key(0)))
     except Exception as error:  # inconsistent sizes may fail anywhere in a program
         raise Mistake(f"{file} does not describe a valid model ({error!r:.200}). Restore it from a copy.") from error
-    return recipe, cavs.data.restore_best(run_folder, like)
+    params = cavs.data.restore_best(run_folder, like)
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        if jnp.issubdtype(x.dtype, jnp.inexact) and not jnp.isfinite(x).all():
+            got = f"{run_folder}: got NaN or infinity in the best parameters, at {jax.tree_util.keystr(path)}"
+            raise Mistake(f"{got}; expected finite numbers. Train again with a smaller --lr or --clip.")
+    return recipe, params
 
 
 def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
@@ -286,7 +292,8 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
 
 def _check_not_of_a_run(out: str | None) -> None:
     """Raises `Mistake` if `out` would replace a file that training wrote."""
-    if out is not None and Path(out).name in FILES_OF_A_RUN and (Path(out).parent / "model.json").exists():
+    file = None if out is None else Path(os.path.realpath(out))  # a link names the file that would be replaced
+    if file is not None and file.name in FILES_OF_A_RUN and (file.parent / "model.json").exists():
         raise Mistake(f"--out: got {out}, a file of a run; expected another file, as the run would lose it.")
 
 

@@ -1,7 +1,7 @@
 """Steps that recipes share: the parts of the data, vocabularies of words and labels, and the texts of vertices."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ UNKNOWN = "<unk>"
 HELD_OUT = 0.1
 PROGRAM = f"{', '.join(cavs.vertex_programs.PROGRAMS)}; the first letters are enough (default: depends on the graphs)"
 PARTS = {"train": "train", "dev": "held-out", "test": "test"}  # of the data, in messages
+HELD_OUT_HINT = "--dev FILE, or another --seed, which chooses what FILE holds out."
 WORD_SCALE = 0.1  # the standard deviation of random word vectors
 
 
@@ -73,23 +74,37 @@ def _joined(*files: cavs.Graphs) -> cavs.Graphs:
         raise Mistake(f"FILE: {error}") from error
 
 
-def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple[str, ...]:
-    """Returns notes about labels that occur in another part but not in "train". Raises a `Mistake` if a part has no labels."""
-    none = np.zeros(0, np.int32)
-    ids_by_part = {name: np.unique(none if graphs.label is None else graphs.label) for name, graphs in parts.items()}
-    ids_by_part = {name: ids[ids >= 0] for name, ids in ids_by_part.items()}
+def unseen_labels(parts: Mapping[str, np.ndarray | None], labels: Sequence[str], noun: str = "labels") -> tuple[str, ...]:
+    """Returns notes about labels that occur in another part but not in "train".
+
+    Args:
+        parts: the numbers of the labels of each part, -1 where there is none.
+        labels: the names of the labels.
+        noun: the word for the labels.
+
+    Raises:
+        Mistake: a part has no labels, or none that occurs in "train", so that no prediction could be right.
+    """
+    ids_by_part = {name: np.unique(np.zeros(0, np.int32) if ids is None else ids[ids >= 0]) for name, ids in parts.items()}
     notes = []
     for name, ids in ids_by_part.items():
         if not ids.size:
-            got = f"{flag(name, part=True)}: got no labels in the {PARTS[name]} part of the data; expected some in each"
-            raise Mistake(f"{got}. Write --dev FILE, or another --seed, which chooses what FILE holds out.")
-        unseen = [repr(labels[i]) for i in np.setdiff1d(ids, ids_by_part["train"]).tolist()]
-        if unseen:
-            more = ", ..." if len(unseen) > 5 else ""
-            notes.append(
-                f"{flag(name, part=True)}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}"
-            )
+            got = f"{flag(name, part=True)}: got no {noun} in the {PARTS[name]} part of the data; expected some in each"
+            raise Mistake(f"{got}. Write {HELD_OUT_HINT}")
+        unseen = np.setdiff1d(ids, ids_by_part["train"])
+        if unseen.size == ids.size:
+            got = f"{flag(name, part=True)}: got no {noun} that occur in the training data, but {_listed(labels, ids)}"
+            expected = f"expected some of {_listed(labels, ids_by_part['train'])}"
+            other = f", or {HELD_OUT_HINT}" if name == "dev" else "."
+            raise Mistake(f"{got}; {expected}. Write the labels of all files alike{other}")
+        if unseen.size:
+            notes.append(f"{flag(name, part=True)}: {noun} that do not occur in the training data: {_listed(labels, unseen)}")
     return tuple(notes)
+
+
+def _listed(labels: Sequence[str], ids: np.ndarray) -> str:
+    """Returns the names of a few labels."""
+    return ", ".join([*(repr(labels[i]) for i in ids[:5].tolist()), *["..."] * (len(ids) > 5)])
 
 
 def vocabulary(

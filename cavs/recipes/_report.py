@@ -26,6 +26,8 @@ UNREAD = (
     ("edge_attr", "edges: the files have numbers of edges", "v.gather_all(fn, edges=True), and cavs.run(..., edges=...)"),
     ("x", "x: the files have features of vertices", "v.pull(), and cavs.run(F, params, sched, x)"),
 )
+# The files of a run beside those of its `Keeper`.
+LOG, TEST, CURVE = "log.jsonl", "test.json", "curve.png"
 SAY_EVERY = 30.0  # seconds after which a log without a progress bar gets a line within an epoch
 
 
@@ -154,14 +156,14 @@ class Messages:
             return
         if "test" in results:
             content = {"epoch": best["epoch"], "test": results["test"]}
-            cavs.data.write_text(json.dumps(content, indent=1), keeper.folder / "test.json")
-        cavs.data.draw_history(keeper.history, keeper.folder / "curve.png", recipe.scores)
+            cavs.data.write_text(json.dumps(content, indent=1), keeper.folder / TEST)
+        cavs.data.draw_history(keeper.history, keeper.folder / CURVE, recipe.scores)
         self.console.print(_results(recipe, run.data.parts, results))
         folder = shlex.quote(str(keeper.folder))
         epoch_seconds = [record["seconds"] for record in keeper.history if float(record["epoch"]).is_integer()]
         speed = f"fastest epoch {min(epoch_seconds):.2f} s of {len(run.loader)} steps; " if epoch_seconds else ""
         self.print(f"{seconds:.0f} s in total; {speed}programs compiled for training: {run.step.compilations}")
-        self.print(escape(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png"))
+        self.print(escape(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/{CURVE}"))
         options, last = recipe.options, keeper.history[-1]
         more = f"--epochs {2 * math.ceil(max(options.epochs, last['epoch']))}"
         if options.max_steps and last["step"] >= options.max_steps:

@@ -18,7 +18,7 @@ import cavs
 from cavs.recipes._data import Data
 from cavs.recipes._options import RESUMABLE, Mistake, RunOptions, flag
 from cavs.recipes._recipe import Recipe, optimizer
-from cavs.recipes._report import Messages
+from cavs.recipes._report import CURVE, LOG, TEST, Messages
 
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
 MSG_TAKEN = "--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
@@ -124,7 +124,7 @@ def _check_out(out: Path) -> None:
         raise Mistake(MSG_TAKEN.format(out=out))
     if out.exists() and not out.is_dir():
         raise Mistake(f"--out: got {out}, a file; expected a folder, which is created if it does not exist.")
-    if others := [x for x in ("curve.png", "test.json") if (out / x).exists()]:
+    if others := [x for x in (CURVE, TEST) if (out / x).exists()]:
         raise Mistake(f"--out: got {out}, which has a {others[0]} of its own; expected another folder, as training writes one.")
 
 
@@ -192,7 +192,7 @@ def _writers(options: RunOptions, folder: Path) -> list[Callable[[dict[str, floa
     """What `--log` writes: functions of a report, for `cavs.data.Log`."""
     if options.log == "none":
         return []
-    writers = [cavs.data.json_lines(folder / "log.jsonl")]
+    writers = [cavs.data.json_lines(folder / LOG)]
     if options.log == "tensorboard":
         try:
             writers.append(cavs.data.tensorboard(folder))

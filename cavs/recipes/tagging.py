@@ -64,7 +64,7 @@ class Tagging(recipes.Recipe):
             got = f"--{name}: got vectors of size {facts['size']}; expected an even number"
             raise Mistake(f"{got}: each direction computes one half of a word's vector.")
         parts = {name: cavs.data.with_labels(g, labels) for name, g in parts.items()}
-        notes = recipes.unseen_labels(parts, labels)
+        notes = recipes.unseen_labels({name: g.label for name, g in parts.items()}, labels)
         return Data(facts, {name: vp.spelled_chains(g, words, facts["letters"]) for name, g in parts.items()}, vectors, notes)
 
     @property
@@ -116,7 +116,7 @@ class Tagging(recipes.Recipe):
         if not cavs.data.is_tagging(self.facts["labels"]):
             return sums
         one_device = self.options.devices == 1  # predictions are those of one device
-        predicted = cavs.data.predict(self.best, jax.device_get(params), loader if one_device else self.in_order(part))
+        predicted = cavs.data.predict(self.best, params, loader if one_device else self.in_order(part))
         return sums | self.entities(part[0], part[0].label, predicted)["all"]._asdict()
 
     def best(self, params: Any, batch: Any) -> jax.Array:

@@ -52,7 +52,7 @@ class Trees(recipes.Recipe):
         words, vectors = recipes.vocabulary(options, parts)
         labels = cavs.data.label_names(parts.values())
         parts = {name: cavs.data.with_labels(g.with_vocab(words, UNKNOWN), labels) for name, g in parts.items()}
-        notes = recipes.unseen_labels(parts, labels)
+        notes = recipes.unseen_labels({name: g.label for name, g in parts.items()}, labels)
         program, arity, reads = vp.choose_program(options.program, parts, options.layers)
         label, root = parts["train"].label, cavs.data.is_root(parts["train"])
         loss = options.loss or ("all" if (label[~root] >= 0).any() else "root")
@@ -63,6 +63,10 @@ class Trees(recipes.Recipe):
         if "root" in (loss, score) and not rooted:
             flag = "--loss" if loss == "root" else "--score"
             raise Mistake(f"{flag}: got root, but no root in {options.train[0]} has a label. Write {flag} all.")
+        if "root" in (loss, score):
+            of = lambda g, where: g.label[cavs.data.is_root(g) | (where == "all")]  # noqa: E731  (the labels that count)
+            counted = {"train": of(parts["train"], loss), "dev": of(parts["dev"], score)}
+            recipes.unseen_labels(counted, labels, "labels of roots (--score)" if score == "root" else "labels")
         facts = {"words": words, "labels": REVIEW_LABELS if shipped else labels, "program": program, "arity": arity}
         facts |= {"reads": reads, "loss": loss, "score": score, "size": recipes.embedding_size(options, vectors)}
         return Data(facts, parts, vectors, notes)
