@@ -85,7 +85,7 @@ def lazy_gradients(
     env = fixed(part, memory.statics) | entrance(part, rows, span, states, memory.crossing, wanted)
     kept, real = kept_values(part, span, memory, wanted, env), rows.count - (span.start - rows.pad)
     if own is None and span.size == rows.size:
-        kept = {v: repeated(x, rows.real_edges if part.joint.domain.get(v) == EDGE else rows.real) for v, x in kept.items()}
+        kept = {v: repeated(x, rows.real_edges if part.joint.row_domain(v) == EDGE else rows.real) for v, x in kept.items()}
     elif own is None:
         first = kept_values(part, RowSpan(rows.pad, 1, rows.edge_pad, 0), memory, wanted, env)
         kept = {v: repeated(x, jnp.arange(span.size) < real, first[v]) for v, x in kept.items()}
@@ -135,7 +135,7 @@ def _sums(
     totals: Floats = {}
     products: list[LazyProduct] = []
     for use in part.reverse.uses:
-        n = span.edges if use.domain == EDGE else span.size
+        n = span.size_in(use.domain)
         counted = own and (own.edges if use.domain == EDGE else own.rows)
         if direct and (product := _direct_product(part, use, place, env, located, direct.cuts, n)):
             products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
@@ -152,16 +152,16 @@ def _direct_product(
     part: Split, use: ParamUse, place: dict[Atom, int], env: Env, located: dict[Var, Operand], cuts: dict[Var, Operand], n: int
 ) -> LazyProduct | None:
     """Returns the product that is the transpose of an equation in float32, if it is one: of x @ W, or of x + b."""
-    level = part.role.domain
+    domain = part.role.domain
     cut, out = use.cuts[0], use.eqn.outvars[0].aval
     avals = [x.aval for x in use.eqn.invars]
     if not (is_var(cut) and cut in cuts and len(use.statics) == 1 and out.shape):
         return None
     if any(x.dtype != jnp.float32 or not math.prod(x.shape) for x in (*avals, out)):
         return None
-    if (bias := _bias(use, level)) is not None:
+    if (bias := _bias(use, domain)) is not None:
         return LazyProduct(place[bias], None, cuts[cut], 1)
-    axis = matrix_product(use.eqn, level)
+    axis = matrix_product(use.eqn, domain)
     if axis is None or 0 not in use.operands:
         return None
     x, pieces = use.operands[0], math.prod(avals[0].shape[:-1])
@@ -177,9 +177,9 @@ def _direct_product(
     return LazyProduct(place[use.eqn.invars[use.statics[0]]], left, right, pieces)
 
 
-def _bias(use: ParamUse, level: Domains) -> Var | None:
+def _bias(use: ParamUse, domain: Domains) -> Var | None:
     """Returns the static value b if the equation is x + b, of the shape of x, for rows x; else `None`."""
-    eqn, statics = use.eqn, [x for x in use.eqn.invars if is_var(x) and domain_of(x, level) == STATIC]
+    eqn, statics = use.eqn, [x for x in use.eqn.invars if is_var(x) and domain_of(x, domain) == STATIC]
     if eqn.primitive.name not in ("add", "add_any") or len(statics) != 1 or not is_var(use.cuts[0]):
         return None
     return statics[0] if statics[0].aval.shape == eqn.outvars[0].aval.shape else None
@@ -197,10 +197,10 @@ def _transpose(
     exponents: Mapping[Var, jax.Array],
 ) -> list[tuple[int, jax.Array]]:
     """Returns (static value, cotangent) for one equation, summed over n rows, or over those that are `counted`."""
-    level = part.role.domain
+    domain = part.role.domain
     args, axes = [], []
     for i, x in enumerate(use.eqn.invars):
-        static = domain_of(x, level) == STATIC
+        static = domain_of(x, domain) == STATIC
         axes.append(None if static else 0)
         if not is_var(x):
             args.append(x.val)
@@ -217,13 +217,13 @@ def _transpose(
     if counted is not None:
         cotangents = [mask_rows(ct, counted) for ct in cotangents]
 
-    axis = matrix_product(use.eqn, level)
+    axis = matrix_product(use.eqn, domain)
     if axis is not None:
         a, ct = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (args[0], cotangents[0]))
         known = exponents.get(x) if is_var(x := use.operands[0]) else None
         gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], known)
         return [(place[use.eqn.invars[1]], _if_any(gradient, counted))]
-    if (bias := _bias(use, level)) is not None:
+    if (bias := _bias(use, domain)) is not None:
         return [(place[bias], _if_any(sum_of_rows(cotangents[0]), counted))]
 
     if is_choice(use.eqn) and axes[0] is not None and n:

@@ -161,10 +161,10 @@ class Persistent(Engine):
 def _of_no_rows(batch: Batch, k: int, save: bool) -> tuple[Arrays, Arrays]:
     """Returns what the backward and the lazy part read of kind `k` if it has no vertices with children."""
     part, rows, zeros = batch.parts[k], batch.rows[k], batch.zeros
-    kept = [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
-    edge = [domain == EDGE for domain in part.extra_domain]
-    tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
-    return kept, [rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)]
+    kept = [rows.tensor(zeros, v.aval, part.joint.row_domain(v)) for v in (part.forward.keep if save else ())]
+    tensors = [rows.tensor(zeros, v.aval, domain) for v, domain in zip(part.recurrent.extra, part.extra_domain, strict=True)]
+    inner = zip(part.extra_domain, tensors, strict=True)
+    return kept, [rows.inner_edges(x) if domain == EDGE else rows.inner(x) for domain, x in inner]
 
 
 class Launched(NamedTuple):
