@@ -138,7 +138,7 @@ class Joint:
     forward: Forward  # the recurrent part
     reverse: Reverse  # its VJP
     differentiable: bool  # false if a recurrent loop has no reverse derivative; then `reverse` has no outputs
-    names: dict[str, set[Var]] = dataclasses.field(default_factory=dict)  # the variables that the user has named
+    names: dict[str, set[Var]]  # the variables that the user has named
 
     def row_domain(self, v: Atom) -> Domain:
         """Returns what a tensor of a value has rows for: `EDGE`, or `ROW` for vertices."""
