@@ -105,7 +105,7 @@ def lazy_gradients(
     return _sums(part, rows, span, memory, env, cuts, own, direct, located, exponents or {})
 
 
-def apart(cts: Env, gradients: Floats) -> Env:
+def not_joined(cts: Env, gradients: Floats) -> Env:
     """Returns `cts` so that XLA for GPUs does not join products of them with the products in `gradients`.
 
     XLA joins products that read one cut cotangent if it is small, as in plans for little memory. Then the results, which may be

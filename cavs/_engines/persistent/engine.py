@@ -33,7 +33,7 @@ from cavs._schedule.schedule import Shape
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
-from cavs._stages.lazy import apart, lazy_gradients
+from cavs._stages.lazy import lazy_gradients, not_joined
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import RowSpan
 from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, layout_of, persistent
@@ -252,7 +252,7 @@ def _gradients(batch: Batch, k: int, saved: Saved, cotangents: Cotangents, launc
         children, tied = barrier(((rows.kids, rows.edge_child), list(cuts.values())))
         cuts = dict(zip(cuts, tied, strict=True))
         of_lazy = lazy(*children, cuts)
-        of_eager, ct_pulled, ct_edge = eager(apart(cuts, of_lazy))
+        of_eager, ct_pulled, ct_edge = eager(not_joined(cuts, of_lazy))
     else:
         of_eager, ct_pulled, ct_edge = eager(cuts)
         awaited = (*before, *floats(of_eager).values()) if rows.size >= LATE_ROWS else ()

@@ -34,7 +34,7 @@ from cavs._jaxpr.jaxprs import Env, Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import filled, floats, mask_rows, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of, together
-from cavs._stages.lazy import Direct, apart, lazy_block, lazy_gradients, lazy_gradients_in_blocks
+from cavs._stages.lazy import Direct, lazy_block, lazy_gradients, lazy_gradients_in_blocks, not_joined
 from cavs._stages.operands import Operand, Products, in_parts
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import RowSpan, Zeros, get_rows, window
@@ -108,7 +108,7 @@ def backward_levels(
         else:
             grads = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct)
         options_of_eager = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in eager else {}
-        of_eager = eager_cotangents(kind.part, cotangents.eager[k], apart(cts, grads))
+        of_eager = eager_cotangents(kind.part, cotangents.eager[k], not_joined(cts, grads))
         ct_static, ct_pulled, ct_edge = saved.eager[k](of_eager, **options_of_eager)
         if scatter or not is_leaf(kind, sched):
             ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
