@@ -9,7 +9,7 @@ the memory of a block, and one pass over the gradients of the parameters per blo
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -17,16 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of
-from cavs._function.evaluate import column, evaluate, matrix_product, value_at
+from cavs._function.evaluate import evaluate, matrix_product, value_at
 from cavs._function.joint import ParamUse
 from cavs._function.products import sum_of_rows, weight_gradient
 from cavs._function.split import Split
-from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import vjp_at
-from cavs._jaxpr.equations import bind, needed, reads, run_jaxpr
+from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.hold_back import barrier, hold_back
-from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Env, Var, is_var, opened
+from cavs._jaxpr.jaxprs import Atom, Env, Var, is_var
 from cavs._stages.blocks import block_of
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
@@ -198,21 +197,19 @@ def _transpose(
 ) -> list[tuple[int, jax.Array]]:
     """Returns (static value, cotangent) for one equation, summed over n rows, or over those that are `counted`."""
     domain = part.role.domain
-    args, axes = [], []
-    for i, x in enumerate(use.eqn.invars):
-        static = domain_of(x, domain) == STATIC
-        axes.append(None if static else 0)
+    in_domains, args = [domain_of(x, domain) for x in use.eqn.invars], []
+    if max(in_domains) == STATIC:
+        return []
+    for i, (x, in_domain) in enumerate(zip(use.eqn.invars, in_domains, strict=True)):
         if not is_var(x):
             args.append(x.val)
-        elif static:
+        elif in_domain == STATIC:
             args.append(statics[place[x]] if x in place else part.role.program.consts[x])
         elif i in use.operands:
             value = value_at(use.operands[i], ROW, n, env, part.joint.domain)
             args.append(value if counted is None else repeated(value, counted, value[-1:]))  # the last row counts
         else:  # the gradient does not depend on it
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
-    if all(a is None for a in axes):
-        return []
     cotangents = [cuts[v] if is_var(v) else jnp.zeros((n, *v.aval.shape), v.aval.dtype) for v in use.cuts]
     if counted is not None:
         cotangents = [mask_rows(ct, counted) for ct in cotangents]
@@ -226,36 +223,15 @@ def _transpose(
     if (bias := _bias(use, domain)) is not None:
         return [(place[bias], _if_any(sum_of_rows(cotangents[0]), counted))]
 
-    if is_choice(use.eqn) and axes[0] is not None and n:
-        out = _transpose_choice(use, args, axes, cotangents)
-    else:
+    operands = [Var(x.aval) for x in use.eqn.invars]  # a variable may be read twice
 
-        def of_rows(*args: jax.Array) -> list[jax.Array]:
-            return jax.vmap(lambda *row: bind(use.eqn, row), in_axes=axes)(*args)
+    def of_rows(*args: jax.Array) -> list[jax.Array]:
+        env = dict(zip(operands, args, strict=True))
+        evaluate([use.eqn.replace(invars=operands)], env, dict(zip(operands, in_domains, strict=True)))
+        return [env[v] for v in use.eqn.outvars]
 
-        out = vjp_at(of_rows, args, use.statics)[1](cotangents)
+    out = vjp_at(of_rows, args, use.statics)[1](cotangents)
     return [(place[use.eqn.invars[i]], _if_any(ct, counted)) for i, ct in zip(use.statics, out, strict=True)]
-
-
-def _transpose_choice(
-    use: ParamUse, args: Sequence[jax.Array], axes: Sequence[int | None], cotangents: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """Transposes a `cond` whose rows choose, one branch after the other. Returns the cotangents of its STATIC operands.
-
-    `jax.vmap` of a `cond` would give each row a weight of its own. Rows that do not take a branch repeat one that does, so that
-    nothing infinite is computed for them.
-    """
-    chosen, totals = args[0], [jnp.zeros_like(args[i]) for i in use.statics]
-    for number, branch in enumerate(use.eqn.params["branches"]):
-        taken, first = chosen == number, jnp.argmax(chosen == number)
-        filled = [x if axis is None else jnp.where(column(taken, x), x, x[first]) for x, axis in zip(args, axes, strict=True)]
-
-        def of_rows(*args: jax.Array, branch: ClosedJaxpr = branch) -> list[jax.Array]:
-            return jax.vmap(lambda _, *row: run_jaxpr(*opened(branch), row), in_axes=axes)(*args)
-
-        branch_cts = vjp_at(of_rows, filled, use.statics)[1]([mask_rows(ct, taken) for ct in cotangents])
-        totals = [total + _if_any(ct, taken) for total, ct in zip(totals, branch_cts, strict=True)]
-    return totals
 
 
 def _if_any(x: jax.Array, counted: jax.Array | None) -> jax.Array:
