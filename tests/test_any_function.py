@@ -184,6 +184,17 @@ def test_values_and_gradients_are_those_of_the_loop(name: str, batch: str, optim
     assert_close(got, want, 1e-6 if name == "counted" else 1e-10)  # means of integers are float32
 
 
+def test_means_of_large_integers_do_not_overflow() -> None:
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        nested = v.gather_all(lambda s: v.gather_all(lambda t: t - s % 2, reduce="mean"), reduce="mean")
+        v.scatter(2_000_000_000 + v.num_children())
+        v.push([v.gather_all(reduce="mean"), nested])
+
+    F = cavs.VertexFunction(fn, state=jax.ShapeDtypeStruct((), jnp.int32))
+    got = cavs.run(F, None, cavs.schedule(GRAPHS["odd"]))
+    assert_close(got, cavs.interpret(F, None, GRAPHS["odd"]), 1e-6)
+
+
 def loop(p: Any, v: cavs.Vertex) -> None:
     """As many turns as there are children."""
     h = jax.lax.fori_loop(0, v.num_children(), lambda i, h: jnp.tanh(h + p["b"]), v.pull() + v.gather_all())

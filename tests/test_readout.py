@@ -70,6 +70,7 @@ def test_sums_of_narrow_numbers_are_wide() -> None:
         assert mean.ravel().tolist() == [100, 100] and (mean.dtype == dtype) == (dtype != jnp.int8)
         np.testing.assert_allclose(attended.ravel().astype(np.float32), 100, rtol=1e-6)
     assert cavs.readout(jnp.asarray(hundreds, jnp.int8), schedule).ravel().tolist() == [100_000, 300]
+    assert cavs.readout(jnp.full((1003, 1), 2**62), schedule, "mean").ravel().tolist() == [2**62, 2**62]
     ones = jnp.asarray(hundreds // 100, jnp.bfloat16)
     assert cavs.readout(ones, schedule).ravel().tolist() == [1000, 3]
     shared = jax.grad(lambda x: cavs.readout(x, schedule, "max").astype(jnp.float32).sum())(ones)

@@ -58,6 +58,7 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
         x = jnp.asarray(x)
         if reduce == "max":
             return reduce_max(_counted(x), call).astype(x.dtype)
+        x = _added(x, reduce)
         return _reduced(reduce_sum(wide(x), call), count, reduce, x)
 
     return jax.tree.map(reduced, out)
@@ -128,6 +129,7 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
         x = jnp.asarray(x)
         if reduce == "max":
             return only(x, _least(x.dtype)).max(0)
+        x = _added(x, reduce)
         terms = only(wide(x), 0)
         return _reduced(terms.sum(0, terms.dtype), count, reduce, x)
 
@@ -159,13 +161,16 @@ def _counted(x: jax.Array) -> jax.Array:
     return x.astype(jnp.int32) if x.dtype == bool else x
 
 
-@promoting
-def _reduced(total: jax.Array, count: jax.Array, reduce: str, x: jax.Array) -> jax.Array:
-    """Returns a sum or mean over children from the sum of what `wide` returned for `x`."""
+def _added(x: jax.Array, reduce: str) -> jax.Array:
+    """Returns the terms of a sum or mean in its dtype: a float for a mean of integers, whose sum may be too large for them."""
     if reduce == "sum":
-        return total.astype(_counted(x).dtype)
-    dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), x.dtype)).dtype  # a float for integers
-    return (total / count.astype(jnp.promote_types(total.dtype, dtype))).astype(dtype)
+        return _counted(x)
+    return x if is_float(x) else x.astype(jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), x.dtype)).dtype)
+
+
+def _reduced(total: jax.Array, count: jax.Array, reduce: str, x: jax.Array) -> jax.Array:
+    """Returns a sum or mean over children from the sum of what `wide` returned for `x`, in the dtype of `x`."""
+    return (total if reduce == "sum" else total / count.astype(total.dtype)).astype(x.dtype)
 
 
 def _least(dtype: jnp.dtype) -> float | bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from cavs._function.domains import Domain, Domains
+from cavs._function.domains import EDGE, ROW, Domain, Domains, domain_of
 from cavs._jaxpr.equations import Program, depends
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 
@@ -138,7 +138,11 @@ class Joint:
     forward: Forward  # the recurrent part
     reverse: Reverse  # its VJP
     differentiable: bool  # false if a recurrent loop has no reverse derivative; then `reverse` has no outputs
-    names: dict[str, set[Var]] = dataclasses.field(default_factory=dict)  # the variables that the user has named
+    names: dict[str, set[Var]]  # the variables that the user has named
+
+    def row_domain(self, v: Atom) -> Domain:
+        """Returns what a tensor of a value has rows for: `EDGE`, or `ROW` for vertices."""
+        return EDGE if domain_of(v, self.domain) == EDGE else ROW
 
     @property
     def available(self) -> set[Var]:

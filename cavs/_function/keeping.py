@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from cavs._function.domains import EDGE, STATIC, Domains, domain_of
 from cavs._function.joint import Joint
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly_in_f
-from cavs._jaxpr.derivative import cheapest, split_at
-from cavs._jaxpr.equations import needed, reads
+from cavs._jaxpr.derivative import cheapest, read_by
+from cavs._jaxpr.equations import depends, needed, reads
 from cavs._jaxpr.jaxprs import Eqn, Var, is_var
 from cavs._jaxpr.names import Names
 
@@ -73,10 +73,11 @@ def with_keeping(
 
 def _read_by_backward(joint: Joint) -> tuple[list[Eqn], list[Var]]:
     """Returns the equations of the forward, and what the backward, lazy gradients included, reads of it."""
-    r = joint.reverse
+    r, eqns = joint.reverse, joint.program.eqns
     cts = [*r.ct_cross.values(), *r.ct_slots.values(), *r.ct_child.values(), *(cut for use in r.uses for cut in use.cuts)]
-    forward, _, needs = split_at(joint.program.eqns, [*r.state_cts.values(), *r.extra_cts.values()], cts, r.operands)
-    return forward, needs
+    later = depends(eqns, {*r.state_cts.values(), *r.extra_cts.values()})
+    backward = [e for e in needed(eqns, cts)[0] if not later.isdisjoint(e.outvars)]
+    return [e for e in eqns if later.isdisjoint(e.outvars)], read_by(backward, [*cts, *r.operands], later)
 
 
 def rows_read(joint: Joint) -> set[Var]:

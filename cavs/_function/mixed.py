@@ -32,7 +32,6 @@ def mixed(function: VertexFunction, kinds: tuple[str, ...], deep: tuple[int, ...
         deep: the numbers of those whose vertices may have children.
     """
     copied = copy.copy(function)
-    vars(copied).pop("_memo", None)
     copied.fns = {name: _of_inputs(fn) for name, fn in function.fns.items()}
     copied.mixes = {k: kinds[k] for k in deep}
     return copied

@@ -1,8 +1,6 @@
 """The plan of F: F traced for every kind and role, rewritten, and split. Engines run plans."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TypeVar
 
 import jax
 
@@ -14,10 +12,8 @@ from cavs._function.trace import ArgumentShapes, agreed, trace_role
 from cavs._function.transpose import no_derivative
 from cavs._function.vertex import VertexFunction
 from cavs._jaxpr.equations import is_float
-from cavs._jaxpr.jaxprs import PyTreeDef, is_var
+from cavs._jaxpr.jaxprs import Arrays, PyTreeDef, is_var
 from cavs._jaxpr.memo import memoized
-
-_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,10 +63,10 @@ class FunctionPlan:
         part = split_leaf(self.leaf[kind])
         return part.keeping(self.overwritten, KeepOptions()) if self.overwritten else part
 
-    def rows_and_edges(self, leaves: Sequence[_T]) -> tuple[list[_T], list[_T]]:
+    def rows_and_edges(self, leaves: Arrays) -> tuple[Arrays, Arrays]:
         """Divides the leaves of `(inputs, edges)` into the leaves of each."""
         count = len(self.roles[0].inputs)
-        return list(leaves[:count]), list(leaves[count:])
+        return leaves[:count], leaves[count:]
 
     @property
     def push_states(self) -> list[int] | None:
@@ -122,12 +118,12 @@ class FunctionPlan:
     def fixing(self, params: tuple[bool, ...], rows: tuple[bool, ...]) -> "FunctionPlan":
         """Returns the plan that computes no cotangents of some arguments, as of frozen weights.
 
-        `params`: for each leaf of the parameters, whether it is one of them. `rows`: the same for the leaves of `(inputs,
-        edges)`.
+        `params`: for each leaf of the parameters, whether it is one of them; or nothing, if none is. `rows`: the same for the
+        leaves of `(inputs, edges)`.
         """
-        fixed = (*params, *rows)
+        are_fixed = zip(self.roles[0].arguments, (*params, *rows), strict=False)
         # Integers have no cotangents in any case.
-        places = tuple(i for i, v in enumerate(self.roles[0].arguments) if any(fixed) and fixed[i] and is_float(v))
+        places = tuple(i for i, (v, is_fixed) in enumerate(are_fixed) if is_fixed and is_float(v))
         return self._fixing(places) if places else self
 
     @memoized

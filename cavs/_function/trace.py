@@ -23,7 +23,7 @@ from cavs._jaxpr.equations import Program, needed
 from cavs._jaxpr.jaxprs import PyTreeDef, Var
 
 
-class Pushed(NamedTuple):
+class PushTypes(NamedTuple):
     """What F pushes: a pytree, and the shapes and dtypes of its leaves (keys of `jax.random` are keys)."""
 
     tree: PyTreeDef
@@ -40,7 +40,7 @@ class ArgumentShapes(NamedTuple):
 
 def trace_role(
     function: VertexFunction, kind: str | None, shapes: ArgumentShapes, most: int | None, leaf: bool
-) -> tuple[RoleProgram, Pushed]:
+) -> tuple[RoleProgram, PushTypes]:
     """Traces and rewrites F for one kind and role.
 
     `most`: the largest number of children; `None` if F does not call `gather_all` within `gather_all`. `leaf`: whether the role
@@ -101,7 +101,7 @@ class _Traced(NamedTuple):
 
     program: Program
     arguments_of: Callable[[Program], _Arguments]  # finds its inputs in this program or a rewritten one
-    pushed: Pushed
+    pushed: PushTypes
     gathering: frozenset[str | None]  # the kinds whose function calls `gather_all`
     reads_edges: bool  # whether that reads edges
 
@@ -111,8 +111,7 @@ def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, 
     fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
     avals = function.state_avals(shapes.params, shapes.inputs)
     stored = [stored_aval(a) for a in avals]
-    pushed: list[Pushed] = []
-    calls: list[tuple[frozenset[str | None], bool]] = []
+    found: list[tuple[PushTypes, frozenset[str | None], bool]] = []  # the last three fields of `_Traced`
 
     def one_vertex(
         arguments: ArgumentShapes, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
@@ -129,8 +128,8 @@ def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, 
         check_outputs(v, who, fn)
         assert v.scattered is not None
         leaves, structure = jax.tree.flatten(v._value)
-        calls.append((frozenset({kind} if v._gathers.calls else ()), v._gathers.reads_edges))
-        pushed.append(Pushed(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]))
+        pushed = PushTypes(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
+        found.append((pushed, frozenset({kind} if v._gathers.calls else ()), v._gathers.reads_edges))
         return list(map(to_stored, v.scattered)), list(map(to_stored, leaves))
 
     slots = [list(stored) for _ in range(function.arity)]
@@ -146,7 +145,7 @@ def _traced(function: VertexFunction, kind: str | None, shapes: ArgumentShapes, 
 
     check_program(program, arguments_of(program).domains, fn)
     checked_calls(program.eqns, program.outs)
-    return _Traced(program, arguments_of, pushed[-1], *calls[-1])
+    return _Traced(program, arguments_of, *found[-1])
 
 
 def _mixed(function: VertexFunction, shapes: ArgumentShapes, most: int | None) -> _Traced:
@@ -161,7 +160,7 @@ def _mixed(function: VertexFunction, shapes: ArgumentShapes, most: int | None) -
     return _Traced(program, first.arguments_of, pushed, gathering, any(f.reads_edges for f in traced.values()))
 
 
-def agreed(pushes: dict[tuple[str | None, bool], Pushed]) -> Pushed:
+def agreed(pushes: dict[tuple[str | None, bool], PushTypes]) -> PushTypes:
     """Checks that all kinds and roles push the same, and returns what they push."""
     (first_role, pushed), *rest = pushes.items()
     for role, other in rest:

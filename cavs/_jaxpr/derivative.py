@@ -103,24 +103,6 @@ def type_of(x: Any) -> Any:
     return x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
 
 
-def split_at(
-    eqns: Sequence[Eqn], seeds: Iterable[Var], results: Sequence[Atom], operands: Iterable[Var] = ()
-) -> tuple[list[Eqn], list[Eqn], list[Var]]:
-    """Splits a program into a function and its VJP.
-
-    Returns:
-        The equations that depend on no seed; those that lead from the seeds to the results; and what these, the results and
-        the operands read of the former, in the order of the program.
-
-    `seeds`: the cotangents that enter the VJP. `results`: the cotangents that it returns. `operands`: other values that are
-    read after the forward.
-    """
-    later = depends(eqns, set(seeds))
-    forward = [e for e in eqns if later.isdisjoint(e.outvars)]
-    backward = [e for e in needed(eqns, results)[0] if not later.isdisjoint(e.outvars)]
-    return forward, backward, read_by(backward, [*results, *operands], later)
-
-
 def cheapest(
     forward: Sequence[Eqn],
     needs: Collection[Var],

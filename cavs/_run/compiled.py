@@ -37,7 +37,6 @@ from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, differentiated, with_differentiated
 from cavs._stages.saved import Saved
 
-Cotangents: TypeAlias = list[Cotangent]
 Select: TypeAlias = jax.Array | None
 Fixed: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
 
@@ -51,7 +50,7 @@ class Call(NamedTuple):
     params: PyTree  # the parameters
     inputs: PyTree  # the inputs, (Vp, ...)
     edges: PyTree  # the edges, (Ep, ...)
-    select: jax.Array | None  # (M,) ints, the vertices whose pushes are returned; `None` for all
+    select: Select  # (M,) ints, the vertices whose pushes are returned; `None` for all
 
 
 class Sweep(NamedTuple):
@@ -64,7 +63,7 @@ class Sweep(NamedTuple):
     primal: Callable[..., PyTree]  # `primal(params, data, inputs, select) -> pushes`
     forward: Callable[..., PyTree]  # `forward(fixed, params, data, inputs, select) -> (pushes, saved)`
     # `backward(fixed, saved, data, select, cotangents of pushes) -> (cotangents of params, of inputs)`. Those of fixed
-    # leaves may be anything.
+    # leaves, and of integers, may be anything.
     backward: Callable[..., PyTree]
 
 
@@ -76,7 +75,7 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
         outs, saved = sweep.forward(fixed, params, data, inputs, select)
         return outs, jax.tree_util.Partial(functools.partial(pull, fixed), saved, data, select)
 
-    def pull(fixed: Any, saved: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
+    def pull(fixed: Any, saved: PyTree, data: jax.Array, select: Select, cts: list[Cotangent]) -> PyTree:
         ct_params, ct_inputs = sweep.backward(fixed, saved, data, select, cts)
         return ct_params, None, ct_inputs, None
 
@@ -141,7 +140,7 @@ def _value(x: jax.Array | _Bits | _Argument, args: Arrays) -> jax.Array:
 
 
 def _backward(sweep: Sweep, primal: Callable[..., PyTree], local: bool) -> Callable[..., PyTree]:
-    def backward(fixed: Fixed, residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
+    def backward(fixed: Fixed, residuals: PyTree, data: jax.Array, select: Select, cts: list[Cotangent]) -> PyTree:
         saved, params, inputs = residuals
         all_cts = functools.partial(with_differentiated, [np.zeros(ct.shape, jax.dtypes.float0) for ct in cts])
         are_floats = jax.tree.map(is_float, (params, inputs))
@@ -157,9 +156,7 @@ def _backward(sweep: Sweep, primal: Callable[..., PyTree], local: bool) -> Calla
             return differentiated(pull(all_cts(float_cts)), are_floats)
 
         float_cts = differentiated(cts, [ct.dtype != jax.dtypes.float0 for ct in cts])
-        gradients = replaceable(direct, again, local=local)(saved, params, data, inputs, select, float_cts)
-        zero_cts = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (params, inputs))
-        return with_differentiated(zero_cts, gradients)
+        return replaceable(direct, again, local=local)(saved, params, data, inputs, select, float_cts)
 
     return backward
 
@@ -209,18 +206,18 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
         """Returns the job as the engine runs it, without the cotangents of what is fixed."""
         return job._replace(plan=engine.plan_for(job._replace(plan=job.plan.fixing(*fixed))))
 
-    def run(engine_job: Job, params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None, save: bool) -> Any:
+    def run(engine_job: Job, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, save: bool) -> Any:
         arrays = Arguments(params, *engine_job.plan.rows_and_edges(inputs), select)
         return forward(engine_job, Schedule(data, job.shape), engine, arrays, save)
 
-    def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None) -> Arrays:
+    def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> Arrays:
         engine_job = without(((), ()))
         if engine.stand_in is None:  # JAX differentiates it in forward mode
             engine_job = engine_job._replace(plan=engine_job.plan.for_forward_mode())
         return run(engine_job, params, data, inputs, select, save=False)[0]
 
     def forward_saving(
-        fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None
+        fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: Select
     ) -> tuple[Arrays, Saved | None]:
         engine_job = without(fixed)
         if any(not part.joint.differentiable for part in engine_job.plan.inner.values()):
@@ -229,13 +226,12 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
             return run(engine_job, params, data, inputs, select, save=True)
 
     def reverse(
-        fixed: Fixed, saved: Saved, data: jax.Array, select: jax.Array | None, cts: list[Cotangent]
+        fixed: Fixed, saved: Saved, data: jax.Array, select: Select, cts: list[Cotangent]
     ) -> tuple[list[Cotangent], list[jax.Array | None]]:
         engine_job = without(fixed)
         with _explained(engine_job.plan):
             return backward(engine_job, Schedule(data, job.shape), engine, saved, select, cts)
 
-    # JAX transposes outside of `run`.
-    run_back = always_compiled(promoting(reverse))
-    passes = always_compiled(promoting(primal)), always_compiled(promoting(forward_saving)), run_back
-    return Sweep(*map(without_empty, passes)) if engine.one_launch else Sweep(*passes)
+    # Settings of JAX may have changed since `run` was called: JAX transposes later.
+    passes = [always_compiled(promoting(fn)) for fn in (primal, forward_saving, reverse)]
+    return Sweep(*(map(without_empty, passes) if engine.one_launch else passes))

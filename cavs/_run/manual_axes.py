@@ -9,7 +9,6 @@ parameters need. A sweep stays one equation (`_jaxpr.ruled.sealed`), because JAX
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +16,11 @@ import numpy as np
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
+from cavs._jaxpr.jaxprs import Arrays
 from cavs._jaxpr.mesh_types import is_checked, vary
 from cavs._jaxpr.ruled import sealed
 from cavs._jaxpr.tunable import tunable, tuned
 from cavs._stages.cotangents import differentiated, with_differentiated
-
-Call: TypeAlias = Callable[..., list[jax.Array]]  # from params, integers of the schedule, inputs, ... to pushes
 
 
 def devices() -> tuple[tuple[str, ...], int]:
@@ -37,14 +35,14 @@ def checked_axes() -> tuple[str, ...]:
     return devices()[0] if is_checked() else ()
 
 
-def across_axes(call: Call) -> Call:
+def across_axes(call: Callable[..., Arrays]) -> Callable[..., Arrays]:
     """Returns `call` for use inside a `shard_map` that checks types. Elsewhere it is `call` itself."""
     if not (axes := checked_axes()):
         return call
     return tunable(lambda options: (_across(call if options is None else tuned(call, options), axes), ""), None)
 
 
-def _across(call: Call, axes: tuple[str, ...]) -> Call:
+def _across(call: Callable[..., Arrays], axes: tuple[str, ...]) -> Callable[..., Arrays]:
     """Returns `call` for use inside a `shard_map` over these axes."""
 
     def forward(varied: PyTree, *values: PyTree) -> PyTree:

@@ -73,6 +73,9 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         terms = wide(x.astype(jax.eval_shape(jnp.sum, x).dtype))  # int32 for int8, uint32 for uint8
         return jax.ops.segment_sum(terms, graph, graphs, indices_are_sorted=True)
 
+    def floats(x: jax.Array) -> jax.Array:  # a sum of integers may be too large for them
+        return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax.eval_shape(jnp.sum, x).dtype) / 1
+
     def like(reduced: jax.Array, x: jax.Array) -> jax.Array:
         return reduced.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else reduced
 
@@ -85,7 +88,7 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         return jax.tree.map(lambda x: like(total(x), x), values)
     if reduce == "mean":
         count = total(jnp.ones_like(graph))
-        return jax.tree.map(lambda x: like(total(x) / column(count, x), x), values)
+        return jax.tree.map(lambda x: like(total(floats(x)) / column(count, x), x), values)
     assert score is not None
     score = as_array(score, "readout: score")
     score = score.astype(jax.eval_shape(jnp.exp, score).dtype)  # a float: unsigned integers have no negative differences

@@ -48,11 +48,9 @@ def leaf_block(role: RoleProgram, size: int) -> int:
 
 def static_variables(part: Split) -> list[Var]:
     """Returns the STATIC variables that the eager, recurrent and lazy parts read, `part.recurrent.statics` first."""
-    level, defined = part.role.domain, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
-    read = [x for e in (*part.eager.eqns, *part.lazy_eqns) for x in e.invars]
-    read = [
-        x for x in (*read, *part.role.states, *part.role.pushes) if is_var(x) and x in defined and domain_of(x, level) == STATIC
-    ]
+    role, defined = part.role, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
+    read = [*(x for e in (*part.eager.eqns, *part.lazy_eqns) for x in e.invars), *role.states, *role.pushes]
+    read = [x for x in read if is_var(x) and x in defined and domain_of(x, role.domain) == STATIC]
     return list(dict.fromkeys([*part.recurrent.statics, *read]))
 
 
@@ -138,7 +136,7 @@ def lazy_function(part: Split, rows: Rows) -> Callable[..., Arrays]:
         env |= dict(zip(part.eager.outs, eager, strict=True))
         env |= {v: x for v, x in zip(role.states, own_states, strict=True) if is_var(v) and v not in env}
         real = {EDGE: rows.real_edges, ROW: rows.real}
-        env |= {v: repeated(x, real[lv]) for v, lv, x in zip(part.recurrent.extra, part.extra_domain, extras, strict=True)}
+        env |= {v: repeated(x, real[of]) for v, of, x in zip(part.recurrent.extra, part.extra_domain, extras, strict=True)}
         owner = rows.inner_edges(rows.edge_owner)
         evaluate(part.lazy_eqns, env, role.domain, owner, rows.size, real=rows.count, product=large_product)
         return [value_at(x, ROW, rows.size, env, role.domain) for x in role.pushes]

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._function.domains import EDGE
 from cavs._function.split import Split
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var, is_var
@@ -128,7 +127,7 @@ def kept_values(part: Split, span: RowSpan, memory: Memory, wanted: set[Var], ha
     for place, x in zip(places, (*memory.kept, *memory.extras), strict=True):
         missing = [v for v in place if is_var(v) and v in wanted and v not in have]
         if missing:
-            rows = span.of_edges(x) if part.joint.domain.get(place[0]) == EDGE else span.rows(x)
+            rows = span.rows_in(part.joint.row_domain(place[0]), x)
             values = dict(zip(place, apart(rows, place), strict=True))
             env |= {v: values[v] for v in missing}
     return env

@@ -9,7 +9,7 @@ the memory of a block, and one pass over the gradients of the parameters per blo
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -17,16 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of
-from cavs._function.evaluate import column, evaluate, matrix_product, value_at
+from cavs._function.evaluate import evaluate, matrix_product, value_at
 from cavs._function.joint import ParamUse
 from cavs._function.products import sum_of_rows, weight_gradient
 from cavs._function.split import Split
-from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import vjp_at
-from cavs._jaxpr.equations import bind, needed, reads, run_jaxpr
+from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.hold_back import barrier, hold_back
-from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Env, Var, is_var, opened
+from cavs._jaxpr.jaxprs import Atom, Env, Var, is_var
 from cavs._stages.blocks import block_of
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
@@ -85,7 +84,7 @@ def lazy_gradients(
     env = fixed(part, memory.statics) | entrance(part, rows, span, states, memory.crossing, wanted)
     kept, real = kept_values(part, span, memory, wanted, env), rows.count - (span.start - rows.pad)
     if own is None and span.size == rows.size:
-        kept = {v: repeated(x, rows.real_edges if part.joint.domain.get(v) == EDGE else rows.real) for v, x in kept.items()}
+        kept = {v: repeated(x, rows.real_edges if part.joint.row_domain(v) == EDGE else rows.real) for v, x in kept.items()}
     elif own is None:
         first = kept_values(part, RowSpan(rows.pad, 1, rows.edge_pad, 0), memory, wanted, env)
         kept = {v: repeated(x, jnp.arange(span.size) < real, first[v]) for v, x in kept.items()}
@@ -105,7 +104,7 @@ def lazy_gradients(
     return _sums(part, rows, span, memory, env, cuts, own, direct, located, exponents or {})
 
 
-def apart(cts: Env, gradients: Floats) -> Env:
+def not_joined(cts: Env, gradients: Floats) -> Env:
     """Returns `cts` so that XLA for GPUs does not join products of them with the products in `gradients`.
 
     XLA joins products that read one cut cotangent if it is small, as in plans for little memory. Then the results, which may be
@@ -135,7 +134,7 @@ def _sums(
     totals: Floats = {}
     products: list[LazyProduct] = []
     for use in part.reverse.uses:
-        n = span.edges if use.domain == EDGE else span.size
+        n = span.size_in(use.domain)
         counted = own and (own.edges if use.domain == EDGE else own.rows)
         if direct and (product := _direct_product(part, use, place, env, located, direct.cuts, n)):
             products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
@@ -152,16 +151,16 @@ def _direct_product(
     part: Split, use: ParamUse, place: dict[Atom, int], env: Env, located: dict[Var, Operand], cuts: dict[Var, Operand], n: int
 ) -> LazyProduct | None:
     """Returns the product that is the transpose of an equation in float32, if it is one: of x @ W, or of x + b."""
-    level = part.role.domain
+    domain = part.role.domain
     cut, out = use.cuts[0], use.eqn.outvars[0].aval
     avals = [x.aval for x in use.eqn.invars]
     if not (is_var(cut) and cut in cuts and len(use.statics) == 1 and out.shape):
         return None
     if any(x.dtype != jnp.float32 or not math.prod(x.shape) for x in (*avals, out)):
         return None
-    if (bias := _bias(use, level)) is not None:
+    if (bias := _bias(use, domain)) is not None:
         return LazyProduct(place[bias], None, cuts[cut], 1)
-    axis = matrix_product(use.eqn, level)
+    axis = matrix_product(use.eqn, domain)
     if axis is None or 0 not in use.operands:
         return None
     x, pieces = use.operands[0], math.prod(avals[0].shape[:-1])
@@ -177,9 +176,9 @@ def _direct_product(
     return LazyProduct(place[use.eqn.invars[use.statics[0]]], left, right, pieces)
 
 
-def _bias(use: ParamUse, level: Domains) -> Var | None:
+def _bias(use: ParamUse, domain: Domains) -> Var | None:
     """Returns the static value b if the equation is x + b, of the shape of x, for rows x; else `None`."""
-    eqn, statics = use.eqn, [x for x in use.eqn.invars if is_var(x) and domain_of(x, level) == STATIC]
+    eqn, statics = use.eqn, [x for x in use.eqn.invars if is_var(x) and domain_of(x, domain) == STATIC]
     if eqn.primitive.name not in ("add", "add_any") or len(statics) != 1 or not is_var(use.cuts[0]):
         return None
     return statics[0] if statics[0].aval.shape == eqn.outvars[0].aval.shape else None
@@ -197,65 +196,42 @@ def _transpose(
     exponents: Mapping[Var, jax.Array],
 ) -> list[tuple[int, jax.Array]]:
     """Returns (static value, cotangent) for one equation, summed over n rows, or over those that are `counted`."""
-    level = part.role.domain
-    args, axes = [], []
-    for i, x in enumerate(use.eqn.invars):
-        static = domain_of(x, level) == STATIC
-        axes.append(None if static else 0)
+    domain = part.role.domain
+    in_domains, args = [domain_of(x, domain) for x in use.eqn.invars], []
+    if max(in_domains) == STATIC:
+        return []
+    for i, (x, in_domain) in enumerate(zip(use.eqn.invars, in_domains, strict=True)):
         if not is_var(x):
             args.append(x.val)
-        elif static:
+        elif in_domain == STATIC:
             args.append(statics[place[x]] if x in place else part.role.program.consts[x])
         elif i in use.operands:
             value = value_at(use.operands[i], ROW, n, env, part.joint.domain)
             args.append(value if counted is None else repeated(value, counted, value[-1:]))  # the last row counts
         else:  # the gradient does not depend on it
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
-    if all(a is None for a in axes):
-        return []
     cotangents = [cuts[v] if is_var(v) else jnp.zeros((n, *v.aval.shape), v.aval.dtype) for v in use.cuts]
     if counted is not None:
         cotangents = [mask_rows(ct, counted) for ct in cotangents]
 
-    axis = matrix_product(use.eqn, level)
+    axis = matrix_product(use.eqn, domain)
     if axis is not None:
         a, ct = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (args[0], cotangents[0]))
         known = exponents.get(x) if is_var(x := use.operands[0]) else None
         gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], known)
         return [(place[use.eqn.invars[1]], _if_any(gradient, counted))]
-    if (bias := _bias(use, level)) is not None:
+    if (bias := _bias(use, domain)) is not None:
         return [(place[bias], _if_any(sum_of_rows(cotangents[0]), counted))]
 
-    if is_choice(use.eqn) and axes[0] is not None and n:
-        out = _transpose_choice(use, args, axes, cotangents)
-    else:
+    operands = [Var(x.aval) for x in use.eqn.invars]  # a variable may be read twice
 
-        def of_rows(*args: jax.Array) -> list[jax.Array]:
-            return jax.vmap(lambda *row: bind(use.eqn, row), in_axes=axes)(*args)
+    def of_rows(*args: jax.Array) -> list[jax.Array]:
+        env = dict(zip(operands, args, strict=True))
+        evaluate([use.eqn.replace(invars=operands)], env, dict(zip(operands, in_domains, strict=True)))
+        return [env[v] for v in use.eqn.outvars]
 
-        out = vjp_at(of_rows, args, use.statics)[1](cotangents)
+    out = vjp_at(of_rows, args, use.statics)[1](cotangents)
     return [(place[use.eqn.invars[i]], _if_any(ct, counted)) for i, ct in zip(use.statics, out, strict=True)]
-
-
-def _transpose_choice(
-    use: ParamUse, args: Sequence[jax.Array], axes: Sequence[int | None], cotangents: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """Transposes a `cond` whose rows choose, one branch after the other. Returns the cotangents of its STATIC operands.
-
-    `jax.vmap` of a `cond` would give each row a weight of its own. Rows that do not take a branch repeat one that does, so that
-    nothing infinite is computed for them.
-    """
-    chosen, totals = args[0], [jnp.zeros_like(args[i]) for i in use.statics]
-    for number, branch in enumerate(use.eqn.params["branches"]):
-        taken, first = chosen == number, jnp.argmax(chosen == number)
-        filled = [x if axis is None else jnp.where(column(taken, x), x, x[first]) for x, axis in zip(args, axes, strict=True)]
-
-        def of_rows(*args: jax.Array, branch: ClosedJaxpr = branch) -> list[jax.Array]:
-            return jax.vmap(lambda _, *row: run_jaxpr(*opened(branch), row), in_axes=axes)(*args)
-
-        branch_cts = vjp_at(of_rows, filled, use.statics)[1]([mask_rows(ct, taken) for ct in cotangents])
-        totals = [total + _if_any(ct, taken) for total, ct in zip(totals, branch_cts, strict=True)]
-    return totals
 
 
 def _if_any(x: jax.Array, counted: jax.Array | None) -> jax.Array:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._function.domains import EDGE
 from cavs._function.split import Split
 from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._stages.cotangents import Floats
@@ -59,14 +58,14 @@ def operands(part: Split, rows: Rows, span: RowSpan, memory: Memory, values: Seq
     edge_child = rows.edge_child[:, None]
     located = {}
     for v, x, domain in zip(part.forward.cross, memory.crossing, part.reverse.cross_domain, strict=True):
-        located[v] = Operand(x, None, span.edge_start if domain == EDGE else span.start)
+        located[v] = Operand(x, None, span.start_in(domain))
     for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True):
         located[v] = Operand(memory.states[i], rows.kids[:, k : k + 1], span.start)
     for v, i in zip(part.forward.child, part.recurrent.child, strict=True):
         located[v] = Operand(memory.states[i], edge_child, span.edge_start)
     for v, x in zip((*part.forward.keep, *part.forward.extra), (*memory.kept, *memory.extras), strict=True):
         if is_var(v) and v not in located:
-            located[v] = Operand(x, None, span.edge_start if part.joint.domain.get(v) == EDGE else span.start)
+            located[v] = Operand(x, None, span.start_in(part.joint.row_domain(v)))
     for v, (i, slots) in slots_together_of(part, values).items():
         located[v] = Operand(memory.states[i], rows.kids[:, np.array(slots)], span.start)
     return {v: located[v] for v in values if v in located and located[v].source.dtype == v.aval.dtype == jnp.float32}

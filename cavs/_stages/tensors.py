@@ -120,9 +120,9 @@ class Rows(NamedTuple):
         """Returns `x`, (size, ...) or (edges, ...), with zeros of slack at both ends."""
         return pad_rows(x, self.edges + 2 * self.edge_pad, self.edge_pad) if domain == EDGE else self.padded(x)
 
-    def tensor(self, zeros: Zeros, aval: Shaped, edge: bool = False) -> jax.Array:
-        """Returns a dynamic tensor of zeros for values like `aval` at these rows, or with `edge` at their edges."""
-        n = self.edges + 2 * self.edge_pad if edge else self.size + 2 * self.pad
+    def tensor(self, zeros: Zeros, aval: Shaped, domain: Domain) -> jax.Array:
+        """Returns a dynamic tensor of zeros for values like `aval` at these rows, or at their edges."""
+        n = self.edges + 2 * self.edge_pad if domain == EDGE else self.size + 2 * self.pad
         return zeros((n, *aval.shape), aval.dtype)
 
 
@@ -145,6 +145,14 @@ class RowSpan(NamedTuple):
     def rows_in(self, domain: Domain, padded: jax.Array) -> jax.Array:
         """Returns `rows(padded)`, or `of_edges(padded)` if the tensor has a row for each edge."""
         return self.of_edges(padded) if domain == EDGE else self.rows(padded)
+
+    def start_in(self, domain: Domain) -> Index:
+        """Returns where `rows_in` begins."""
+        return self.edge_start if domain == EDGE else self.start
+
+    def size_in(self, domain: Domain) -> int:
+        """Returns how many rows `rows_in` has."""
+        return self.edges if domain == EDGE else self.size
 
     def segments(self, rows: Rows) -> jax.Array:
         """Returns for each edge the row of its owner within the span; `size` or more if the owner is not in the span."""

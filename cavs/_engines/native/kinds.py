@@ -101,10 +101,6 @@ class _Tensors:
         self.part, self.kind, self.low, self.wanted = part, kind, low, wanted
         self.written: list[Written] = []
 
-    def level(self, v: Var) -> Domain:
-        """Returns the domain of a kept value in memory."""
-        return EDGE if self.part.joint.domain.get(v) == EDGE else ROW
-
     def entrance(self, overwritten: frozenset[int]) -> None:
         """Declares what vertices read: eager rows, states of children, and their number of children."""
         part, f, low = self.part, self.part.forward, self.low
@@ -122,7 +118,7 @@ class _Tensors:
     def backward_inputs(self) -> None:
         """Declares what the backward reads of the forward, and cotangents."""
         part, f, r, low = self.part, self.part.forward, self.part.reverse, self.low
-        rows = [(v, ("kept", self.kind, n), Shift.PADDED, self.level(v)) for n, v in enumerate(f.keep)]
+        rows = [(v, ("kept", self.kind, n), Shift.PADDED, part.joint.row_domain(v)) for n, v in enumerate(f.keep)]
         extra = zip(f.extra, part.extra_domain, strict=True)
         rows += [(v, ("extra", self.kind, n), Shift.NONE, domain) for n, (v, domain) in enumerate(extra) if is_var(v)]
         states = [(i, v) for i, v in enumerate(f.states) if is_var(v) and i not in f.overwritten]
@@ -141,7 +137,7 @@ class _Tensors:
         for i, x in enumerate(f.states):
             self.low.stored(x, ("state", NO_KIND, i), Shift.STATE, ROW)
         for n, v in enumerate(f.keep if save else ()):
-            self.store(v, "kept", n, Shift.PADDED, self.level(v))
+            self.store(v, "kept", n, Shift.PADDED, part.joint.row_domain(v))
         for n, (x, domain) in enumerate(zip(f.extra, part.extra_domain, strict=True)):
             self.store(x, "extra", n, Shift.NONE, domain)
 

@@ -33,7 +33,7 @@ from cavs._schedule.schedule import Shape
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
-from cavs._stages.lazy import apart, lazy_gradients
+from cavs._stages.lazy import lazy_gradients, not_joined
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import RowSpan
 from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, layout_of, persistent
@@ -161,10 +161,10 @@ class Persistent(Engine):
 def _of_no_rows(batch: Batch, k: int, save: bool) -> tuple[Arrays, Arrays]:
     """Returns what the backward and the lazy part read of kind `k` if it has no vertices with children."""
     part, rows, zeros = batch.parts[k], batch.rows[k], batch.zeros
-    kept = [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
-    edge = [domain == EDGE for domain in part.extra_domain]
-    tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
-    return kept, [rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)]
+    kept = [rows.tensor(zeros, v.aval, part.joint.row_domain(v)) for v in (part.forward.keep if save else ())]
+    tensors = [rows.tensor(zeros, v.aval, domain) for v, domain in zip(part.recurrent.extra, part.extra_domain, strict=True)]
+    inner = zip(part.extra_domain, tensors, strict=True)
+    return kept, [rows.inner_edges(x) if domain == EDGE else rows.inner(x) for domain, x in inner]
 
 
 class Launched(NamedTuple):
@@ -252,7 +252,7 @@ def _gradients(batch: Batch, k: int, saved: Saved, cotangents: Cotangents, launc
         children, tied = barrier(((rows.kids, rows.edge_child), list(cuts.values())))
         cuts = dict(zip(cuts, tied, strict=True))
         of_lazy = lazy(*children, cuts)
-        of_eager, ct_pulled, ct_edge = eager(apart(cuts, of_lazy))
+        of_eager, ct_pulled, ct_edge = eager(not_joined(cuts, of_lazy))
     else:
         of_eager, ct_pulled, ct_edge = eager(cuts)
         awaited = (*before, *floats(of_eager).values()) if rows.size >= LATE_ROWS else ()

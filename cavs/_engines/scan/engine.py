@@ -38,7 +38,7 @@ class _ForwardKind(NamedTuple):
     eqns: list[Any]
     wanted: set[Any]
     stored: list[tuple[Any, ...]]  # joint variables of each tensor: what is kept, then what the lazy part reads
-    level: list[Domain]  # of each
+    domains: list[Domain]  # of each
     over: dict[int, Any]  # of some of these, the eager rows that they overwrite
     overwritten: dict[Any, jax.Array]  # these rows
 
@@ -95,8 +95,8 @@ class Scan(Engine):
             [
                 together([k.overwritten[k.over[n]]], place_aval(place).shape)
                 if n in k.over
-                else k.rows.tensor(zeros, place_aval(place), lv == EDGE)
-                for n, (place, lv) in enumerate(zip(k.stored, k.level, strict=True))
+                else k.rows.tensor(zeros, place_aval(place), domain)
+                for n, (place, domain) in enumerate(zip(k.stored, k.domains, strict=True))
             ]
             for k in kinds
         ]
@@ -112,11 +112,11 @@ class Scan(Engine):
             new_states, values = _computed(kind, span, states, segments, fusion, before, count)
             states = [write(b, x, sched.task_row[t]) for b, x in zip(states, new_states, strict=True)]
             written = []
-            for n, (b, x, lv) in enumerate(zip(tensors[k], values, kind.level, strict=True)):
+            for n, (b, x, domain) in enumerate(zip(tensors[k], values, kind.domains, strict=True)):
                 if n in kind.over:  # rows after the task's are read by later tasks
-                    in_task = column(jnp.arange(x.shape[0]) < count[lv], x)
+                    in_task = column(jnp.arange(x.shape[0]) < count[domain], x)
                     x = jnp.where(in_task, x, together([before[kind.over[n]]], x.shape[1:]))
-                written.append(write(b, x, span.edge_start if lv == EDGE else span.start))
+                written.append(write(b, x, span.start_in(domain)))
             return states, [written if j == k else x for j, x in enumerate(tensors)]
 
         ends, num_classes = sched.round_end, len(sched.shape.classes)
@@ -137,8 +137,8 @@ class Scan(Engine):
         for k, x in zip(kinds, tensors, strict=True):
             split = len(k.stored) - len(k.part.recurrent.extra)
             kept.append(x[:split])
-            inner = zip(k.level[split:], x[split:], strict=True)
-            extras.append([k.rows.inner_edges(b) if lv == EDGE else k.rows.inner(b) for lv, b in inner])
+            inner = zip(k.domains[split:], x[split:], strict=True)
+            extras.append([k.rows.inner_edges(b) if domain == EDGE else k.rows.inner(b) for domain, b in inner])
         return ForwardLevels(states, kept, extras, None)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
@@ -159,18 +159,17 @@ def _computed(
 
     `before`: eager rows of the span. `count`: how many of its rows, and of its edges, are the task's; others are arbitrary.
     """
-    part, level = kind.part, kind.part.joint.domain
+    part, domain = kind.part, kind.part.joint.domain
     read = barred(entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | before)
     real = None
     if not all(map(may_repeat, kind.eqns)):  # loops may never end for arbitrary rows
         real = count[ROW]
-        read = {v: repeated(x, jnp.arange(x.shape[0]) < count[level[v]]) for v, x in read.items()}
+        read = {v: repeated(x, jnp.arange(x.shape[0]) < count[domain[v]]) for v, x in read.items()}
     env = kind.fixed | read
-    evaluate(kind.eqns, env, level, segments, span.size, kind.turned, real, fusion=fusion)
-    new_states = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
-    sizes = [span.edges if lv == EDGE else span.size for lv in kind.level]
-    stored = zip(kind.stored, kind.level, sizes, strict=True)
-    values = [(place, [value_at(v, lv, n, env, level) for v in place]) for place, lv, n in stored]
+    evaluate(kind.eqns, env, domain, segments, span.size, kind.turned, real, fusion=fusion)
+    new_states = [value_at(x, ROW, span.size, env, domain) for x in part.forward.states]
+    stored = zip(kind.stored, kind.domains, strict=True)
+    values = [(place, [value_at(v, want, span.size_in(want), env, domain) for v in place]) for place, want in stored]
     return new_states, [together(x, place_aval(place).shape) for place, x in values]
 
 
@@ -195,7 +194,7 @@ def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], 
         eqns=eqns,
         wanted=reads(eqns, targets) - overwritten.keys(),
         stored=stored,
-        level=[*(EDGE if domain[v] == EDGE else ROW for v, *_ in keep), *part.extra_domain],
+        domains=[*(part.joint.row_domain(v) for v, *_ in keep), *part.extra_domain],
         over=over,
         overwritten=overwritten,
     )
@@ -204,5 +203,5 @@ def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], 
 def _before(kind: _ForwardKind, span: RowSpan, tensors: Arrays) -> Env:
     """Returns the eager rows of a span that kept values overwrite, read by number: see `task._known`."""
     row, edge = span.start + jnp.arange(span.size), span.edge_start + jnp.arange(span.edges)
-    eager_rows = {v: get_rows(tensors[n], edge if kind.level[n] == EDGE else row) for n, v in kind.over.items()}
+    eager_rows = {v: get_rows(tensors[n], edge if kind.domains[n] == EDGE else row) for n, v in kind.over.items()}
     return {v: together([x], v.aval.shape) for v, x in eager_rows.items()}

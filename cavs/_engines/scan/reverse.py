@@ -34,7 +34,7 @@ from cavs._jaxpr.jaxprs import Env, Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import filled, floats, mask_rows, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of, together
-from cavs._stages.lazy import Direct, apart, lazy_block, lazy_gradients, lazy_gradients_in_blocks
+from cavs._stages.lazy import Direct, lazy_block, lazy_gradients, lazy_gradients_in_blocks, not_joined
 from cavs._stages.operands import Operand, Products, in_parts
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import RowSpan, Zeros, get_rows, window
@@ -93,11 +93,11 @@ def backward_levels(
             kids, edge_child = (x + late_zero([tasks_left]) for x in (kids, edge_child))
         k, rows = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child)
         kind_cuts = dict(zip(kind_cuts, tensors, strict=True))
-        cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in kind_cuts.items()}
+        cts = {v: rows.inner_edges(x) if kind.domains[v] == EDGE else rows.inner(x) for v, x in kind_cuts.items()}
         cts = {v: together([x], v.aval.shape) for v, x in cts.items()}
         cts |= {v: _rows_of_states(kind, sched, g[i]).astype(v.aval.dtype) for v, i in kind.own.items()}
         for v in (*kind.reused, *kind.own):  # padding holds what the forward kept, and other rows
-            cts[v] = mask_rows(cts[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
+            cts[v] = mask_rows(cts[v], rows.real_edges if kind.domains[v] == EDGE else rows.real)
         cts = with_whole(kind, cts)
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
         direct = None if products is None else Direct(products, _operands(kind, sched, kind_cuts, g))
@@ -108,7 +108,7 @@ def backward_levels(
         else:
             grads = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct)
         options_of_eager = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in eager else {}
-        of_eager = eager_cotangents(kind.part, cotangents.eager[k], apart(cts, grads))
+        of_eager = eager_cotangents(kind.part, cotangents.eager[k], not_joined(cts, grads))
         ct_static, ct_pulled, ct_edge = saved.eager[k](of_eager, **options_of_eager)
         if scatter or not is_leaf(kind, sched):
             ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
@@ -129,7 +129,7 @@ def _in_less(part: Split, products: Products | None) -> bool:
 def _operands(kind: Kind, sched: Schedule, cuts: Env, g: StateCotangents) -> dict[Var, Operand]:
     """Returns where the products of lazy gradients find the cut cotangents of a kind."""
     start = {EDGE: kind.rows.edge_pad, ROW: kind.rows.pad}
-    operands = {v: Operand(x, None, start[kind.level[v]]) for v, x in cuts.items()}
+    operands = {v: Operand(x, None, start[kind.domains[v]]) for v, x in cuts.items()}
     for v, i in kind.own.items():
         index, first = (None, kind.rows.row[0]) if len(sched.shape.kinds) == 1 else (kind.rows.row[:, None], 0)
         operands[v] = Operand(g[i], index, first)

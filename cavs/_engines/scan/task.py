@@ -39,7 +39,7 @@ class Kind(NamedTuple):
     wanted: set[Var]
     cuts: StoredCuts
     stored: list[Var]  # what is stored of `cuts`: without lazy batching only that for which the eager part waits
-    level: Domains  # of cut cotangents, and of what is stored
+    domains: Domains  # of cut cotangents, and of what is stored
     reused: dict[Var, int]  # what overwrites kept values: index into `memory.kept`
     own: dict[Var, int]  # what overwrites the cotangents of a vertex's own state: the state leaf
 
@@ -66,7 +66,6 @@ def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list
 
 def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], memory: Memory, in_parts: bool = True) -> Kind:
     """Collects what the tasks of a kind read. `in_parts`: whether cut cotangents may be stored in parts."""
-    domains = part.extra_domain
     cuts = stored_cuts(part.joint, parts=in_parts)
     results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *cuts.values]
     eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
@@ -76,14 +75,15 @@ def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], me
         rows=rows,
         memory=memory,
         extra_cts={
-            i: rows.padded_in(domains[i], jnp.asarray(extra_cts[i])) for i in (part.reverse.extra_cts if extra_cts else ())
+            i: rows.padded_in(part.extra_domain[i], jnp.asarray(extra_cts[i]))
+            for i in (part.reverse.extra_cts if extra_cts else ())
         },
         turned=turned_weights(part.joint.program.eqns, part.joint.domain, fixed(part, memory.statics)),
         eqns=eqns,
         wanted=reads(eqns, available),
         cuts=cuts,
         stored=list(cuts.values),
-        level=part.reverse.cut_domain | cuts.domain,
+        domains=part.reverse.cut_domain | cuts.domain,
         reused={},
         own={},
     )
@@ -95,13 +95,13 @@ def with_reuse(kind: Kind, own: bool) -> Kind:
     A task reads its rows of these before it writes them, and nothing else reads them.
     """
     number = {place: n for n, place in enumerate(kind.part.forward.places)}
-    over = reused(kind.part.joint, kind.stored, kind.level)
+    over = reused(kind.part.joint, kind.stored, kind.domains)
     kept_of = {cut: number[place] for cut, place in over.items() if kind.wanted.issuperset(place)}
     unused = {i: (x.aval.shape, x.aval.dtype) for i, x in kind.part.reverse.state_cts.items() if own}
     state_of: dict[Var, int] = {}
     for v in kind.stored:
         fits = [i for i, like in unused.items() if like == (v.aval.shape, v.aval.dtype)]
-        if v not in kept_of and kind.level[v] == ROW and fits:
+        if v not in kept_of and kind.domains[v] == ROW and fits:
             state_of[v] = fits[0]
             del unused[fits[0]]
     return kind._replace(reused=kept_of, own=state_of, stored=[v for v in kind.stored if v not in state_of])
@@ -110,7 +110,7 @@ def with_reuse(kind: Kind, own: bool) -> Kind:
 def empty_cuts(kind: Kind, zeros: Zeros) -> list[jax.Array]:
     """Returns dynamic tensors for cut cotangents: zeros, unless they overwrite kept values."""
     return [
-        kind.memory.kept[kind.reused[v]] if v in kind.reused else kind.rows.tensor(zeros, v.aval, kind.level[v] == EDGE)
+        kind.memory.kept[kind.reused[v]] if v in kind.reused else kind.rows.tensor(zeros, v.aval, kind.domains[v])
         for v in kind.stored
     ]
 
@@ -129,7 +129,7 @@ def run_task(
     cotangents of static values.
     """
     (width, edges), (g, cuts, totals) = size, carry
-    part, rows, memory, level = kind.part, kind.rows, _now(kind, g, cuts[kind.number]), kind.part.joint.domain
+    part, rows, memory, domain = kind.part, kind.rows, _now(kind, g, cuts[kind.number]), kind.part.joint.domain
     shift = sched.task_size[t] - width  # backward windows END at the task's last row
     row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift
     edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
@@ -138,20 +138,20 @@ def run_task(
     places = part.forward.places
     before = {cut: together([env[v] for v in places[n]], cut.aval.shape) for cut, n in kind.reused.items()}
     segments = span.segments(rows) if part.gathers_all else None
-    evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=options.fusion)
+    evaluate(kind.eqns, env, domain, segments, width, kind.turned, fusion=options.fusion)
 
     in_task, edges_in_task = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
-    values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.cuts.domain.items()}
+    values = {v: value_at(v, want, span.size_in(want), env, domain) for v, want in kind.cuts.domain.items()}
     for v, i in kind.own.items():  # rows that are not the task's may belong to its children, or others
         g = g | {i: write(g[i], jnp.where(column(in_task, values[v]), values[v], env[part.reverse.state_cts[i]]), row)}
     g = _with_children(kind, g, span, in_task, edges_in_task, env)
     new_cuts = []
     for v, b in zip(kind.stored, cuts[kind.number], strict=True):
-        edge, value = kind.level[v] == EDGE, values[v]
+        value = values[v]
         if v in kind.reused:  # rows of the span that are not the task's still hold what the forward kept
-            value = jnp.where(column(edges_in_task if edge else in_task, value), value, before[v])
+            value = jnp.where(column(edges_in_task if kind.domains[v] == EDGE else in_task, value), value, before[v])
         value = together([value], b.shape[1:])  # it may lie where several kept values were
-        new_cuts.append(write(b, value, edge_start if edge else start))
+        new_cuts.append(write(b, value, span.start_in(kind.domains[v])))
     cuts, totals = list(cuts), list(totals)
     cuts[kind.number] = new_cuts
     if not options.lazy:
@@ -177,16 +177,14 @@ def _known(kind: Kind, memory: Memory, g: StateCotangents, span: RowSpan, row: I
     state_rows = row + jnp.arange(span.size)
     kept |= {v: get_rows(g[i], state_rows).astype(v.aval.dtype) for i, v in part.reverse.state_cts.items()}
     for cut, n in kind.reused.items():
-        edge = kind.level[cut] == EDGE
-        index = span.edge_start + jnp.arange(span.edges) if edge else span.start + jnp.arange(span.size)
+        index = span.start_in(kind.domains[cut]) + jnp.arange(span.size_in(kind.domains[cut]))
         place = part.forward.places[n]
         kept |= dict(zip(place, apart(get_rows(memory.kept[n], index), place), strict=True))
     for i, v in part.reverse.extra_cts.items():
-        edge = part.extra_domain[i] == EDGE
         if i in kind.extra_cts:
-            kept[v] = (span.of_edges if edge else span.rows)(kind.extra_cts[i])
+            kept[v] = span.rows_in(part.extra_domain[i], kind.extra_cts[i])
         else:
-            kept[v] = jnp.zeros((span.edges if edge else span.size, *v.aval.shape), v.aval.dtype)
+            kept[v] = jnp.zeros((span.size_in(part.extra_domain[i]), *v.aval.shape), v.aval.dtype)
     return env | barred(kept)
 
 
@@ -207,15 +205,15 @@ def _with_children(
 
     They are added to what other parents contributed, or they overwrite the states of the children, which nobody reads again.
     """
-    part, rows, level = kind.part, kind.rows, kind.part.joint.domain
+    part, rows, domain = kind.part, kind.rows, kind.part.joint.domain
     kids, children = span.rows(rows.kids), span.of_edges(rows.edge_child)
     by_state: dict[int, list[tuple[jax.Array, jax.Array]]] = {}
     for j, v in part.reverse.ct_slots.items():
         slot, i = part.recurrent.slots[j]
-        by_state.setdefault(i, []).append((jnp.where(in_task, kids[:, slot], 0), value_at(v, ROW, span.size, env, level)))
+        by_state.setdefault(i, []).append((jnp.where(in_task, kids[:, slot], 0), value_at(v, ROW, span.size, env, domain)))
     for j, v in part.reverse.ct_child.items():
         index = jnp.where(edges_in_task, children, 0)
-        by_state.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, span.edges, env, level)))
+        by_state.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, span.edges, env, domain)))
     g = dict(g)
     for i, pairs in by_state.items():
         index, cts = (jnp.concatenate(x) for x in zip(*pairs, strict=True))
