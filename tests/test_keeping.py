@@ -87,6 +87,23 @@ def test_a_state_of_two_parents_is_not_overwritten() -> None:
     assert cavs.schedule(cavs.from_lengths([3, 2])).shape.forest
 
 
+def test_a_loop_in_a_function_with_a_rule_does_not_run_again() -> None:
+    @jax.custom_jvp
+    def doubled(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda y: y < 1, lambda y: 2 * y, x)
+
+    doubled.defjvp(lambda primals, tangents: ((y := doubled(*primals)), y / primals[0] * tangents[0]))
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        v.scatter(h := jnp.sin(doubled(jnp.exp(v.gather_all() + v.pull()))))
+        v.push(h)
+
+    F = cavs.VertexFunction(fn, state=())
+    part = plan_of(F, None, jax.ShapeDtypeStruct((), jnp.float32)).inner[None]
+    (result,) = (v for e in part.joint.program.eqns if e.primitive.name == "custom_jvp_call" for v in e.outvars)
+    assert result in part.forward.keep
+
+
 def test_explain_says_what_it_could_keep() -> None:
     program = vp.BinaryTreeLSTM(8, 8)
     text = cavs.explain(program.vertex_function(), program.init(jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32))

@@ -52,7 +52,7 @@ def is_costly(eqn: Eqn) -> bool:
 
 def is_costly_in_f(eqn: Eqn) -> bool:
     """Returns whether the result of an equation of F is stored rather than computed twice, unless the caller allows that."""
-    return eqn.primitive.name in _COSTLY_IN_F
+    return any(e.primitive.name in _COSTLY_IN_F for e in all_equations([eqn]))
 
 
 def is_heavy(eqn: Eqn) -> bool:
