@@ -12,7 +12,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._schedule.plot import MAX_BATCH_VERTICES, plot_schedule
 from cavs._schedule.schedule import task_table
 from cavs._schedule.scheduler import schedule
-from cavs.io import read_trees, save_npz
+from cavs.io import read_trees
 
 PNG = b"\x89PNG\r\n\x1a\n"
 DIAMONDS = from_edges(7, [(1, 0), (2, 0), (3, 1), (3, 2), (4, 3), (5, 3), (6, 4), (6, 5), (6, 0)])
@@ -167,14 +167,6 @@ def test_inspect_prints_nothing_if_the_picture_cannot_be_written(tmp_path, capsy
         with pytest.raises(error):
             inspect("cavs/data/reviews.dev.txt", 16, tmp_path / path)
     assert not capsys.readouterr().out and not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("dtype", [bool, np.uint8, np.float16, complex])
-def test_inspect_tells_the_range_of_any_labels(capsys, tmp_path, dtype):
-    graphs = from_lengths([2], label=np.array([[0], [1]], dtype), graph_label=np.array([1], dtype))
-    save_npz(graphs, tmp_path / "a.npz")
-    inspect(tmp_path / "a.npz")
-    assert " on average" in capsys.readouterr().out
 
 
 def test_inspect_refuses_an_empty_batch():

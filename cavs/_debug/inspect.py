@@ -161,8 +161,7 @@ def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:
 
 
 def _range(values: np.ndarray) -> str:
-    wide = values.astype(complex if values.dtype.kind == "c" else float)  # bool and bfloat16 cannot be formatted
-    present = wide[~np.isnan(wide)]
+    present = values[~np.isnan(values)] if values.dtype.kind == "f" else values
     numbers = f"{present.min():g} to {present.max():g}, {present.mean():g} on average" if present.size else "none"
     return f"{values.dtype}{list(values.shape[1:])}, {numbers}"
 
