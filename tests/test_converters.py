@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import networkx
 import numpy as np
 import pytest
@@ -37,6 +38,8 @@ def test_edges_three_ways_are_one():
     assert_same(local, flat)
     assert_same(local[0], one)
     assert children_of(local, 1) == [[]] and children_of(local, 2) == [[1, 1], []]
+    assert_same(cavs.from_edges(jnp.array([3, 1, 2]), jnp.array([[4, 5], [2, 1], [4, 5], [2, 0], [1, 0]])), flat)
+    assert_same(cavs.from_edges(np.array(3), batch[0]), one)
     # PyG's (source, target): the source is the child.
     edge_index = np.array([[1, 0, 0], [2, 2, 1]])
     assert_same(cavs.from_edges(3, edge_index.T[:, ::-1]), one)
@@ -132,6 +135,8 @@ WRONG = [
         "label: got dtype <U1; expected numbers. Number the names: write label_names,",
     ),
     (lambda: cavs.from_edges(2, [(0, 2)]), r"edges\[0\]: got \(0, 2\); expected vertices 0 to 1"),
+    (lambda: cavs.from_edges(3, [(0, 1), (2,)]), "from_edges: edges: got lists or arrays of different shapes; expected one"),
+    (lambda: cavs.from_edges(True, []), "from_edges: num_vertices: got dtype bool"),
     (lambda: cavs.from_edges(0, []), "num_vertices: got 0 vertices for graph 0"),
     (
         lambda: cavs.from_edges(3, np.zeros((2, 3), int)),
@@ -158,6 +163,11 @@ WRONG = [
         lambda: cavs.interop.from_networkx(nx([(0, 1)], order="first")),
         "an attribute 'order' on 1 of 1 edge .*; expected numbers",
     ),
+    (
+        lambda: cavs.interop.from_networkx(nx([(0, 2, {"order": np.nan}), (1, 2, {"order": 1})])),
+        "'order' on 2 of 2 edges into node 2; expected numbers",
+    ),
+    (lambda: cavs.from_parents([[[0], [1, 2]]]), r"from_parents: parents\[0\]: got lists or arrays of different shapes"),
     (lambda: cavs.interop.from_networkx(nx([(0, 2, {"order": 1}), (1, 2)])), "'order' on 1 of 2 edges into node 2;"),
     (
         lambda: cavs.interop.from_networkx(nx([(0, 2, {"edge_attr": 1}), (1, 2)])),
@@ -189,6 +199,33 @@ def test_networkx_edges_have_values():
     assert cavs.interop.to_networkx(rows)[0].edges[0, 1]["edge_attr"] == [1, 2]
 
 
+def test_numbers_of_jax_are_numbers_in_networkx():
+    graph = nx([(0, 1)], nodes=({"label": jnp.int32(3), "x": jnp.ones(2)}, {"label": 1, "x": [1, 2]}))
+    graphs = cavs.interop.from_networkx(graph)
+    assert graphs.label.tolist() == [3, 1] and graphs.x.tolist() == [[1, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("graphs", [None, 5])
+def test_networkx_graphs_are_a_list(graphs):
+    with pytest.raises(TypeError, match="from_networkx: graphs: got a .*; expected a networkx.DiGraph, or a list of them"):
+        cavs.interop.from_networkx(graphs)
+
+
+def test_netlists_are_paths():
+    with pytest.raises(TypeError, match="read: path: got a NoneType; expected the path of a file"):
+        cavs.io.read_netlist(None)
+
+
+def test_data_without_a_number_of_nodes_is_refused():
+    with pytest.raises(TypeError, match="from_edge_index: got none of num_nodes, batch and ptr"):
+        cavs.interop.from_edge_index(SimpleNamespace(edge_index=np.array([[0], [1]])))
+
+
+def test_a_list_of_edges_is_a_list():
+    with pytest.raises(TypeError, match="from_edges: edges: got a NoneType; expected a list of arrays .*, one per graph"):
+        cavs.from_edges([3], None)
+
+
 def test_an_unknown_field_is_refused():
     with pytest.raises(TypeError, match="from_lengths: got unknown argument 'lable'; expected one of kind, label"):
         cavs.from_lengths([1], lable=[0])
@@ -210,6 +247,14 @@ def test_networkx_is_asked_for_by_name(monkeypatch):
         ({"edge_index": ([0], [0, 1]), "num_nodes": 2}, ValueError, "got shape [(1,), (2,)]; expected (2, E)"),
         ({"ptr": [1, 2]}, ValueError, "ptr: got [1 2]; expected (G + 1,) integers from 0"),
         ({"batch": [0, 2]}, ValueError, "expected the graph of each vertex, ascending from 0"),
+        (
+            {"batch": [0.0, 1.0]},
+            ValueError,
+            "from_edge_index: batch: got dtype float64 and shape (2,); expected a 1-d array of",
+        ),
+        ({"ptr": np.array([0, 5, 3], np.uint8)}, ValueError, "from_edge_index: ptr: got -2 vertices for graph 1; expected at"),
+        ({"edge_index": 5, "num_nodes": 2}, ValueError, "from_edge_index: edge_index: got shape (1,); expected (2, E)"),
+        ({"edge_index": [[0, [1]], [1, 2]], "num_nodes": 2}, ValueError, "edge_index: got lists or arrays of different shapes"),
         ({"batch": [1, 1]}, ValueError, "expected the graph of each vertex, ascending from 0"),
         ({"edge_index": np.array([[0, 1], [1, 0]]), "num_nodes": 2}, ValueError, "cycle"),
         ({"edge_index": np.array([[0], [1]]), "num_nodes": [1, 1]}, ValueError, "edge_index[:, 0]: got (0, 1), from graph 0"),

@@ -134,6 +134,7 @@ WRONG = {
     "list": (dict(x=[1.0]), TypeError, "conv: x: got list"),
     "two dtypes": (dict(w=np.ones((3, 3, 3, 2), np.float16)), TypeError, r"conv: w: got float16.*w.astype\(x.dtype\)"),
     "padding": (dict(padding="FULL"), ValueError, "conv: padding: got 'FULL'; expected"),
+    "half a zero": (dict(padding=((1, 1), (1, 0.5))), ValueError, r"conv: padding: got \(\(1, 1\), \(1, 0.5\)\); expected"),
     "algorithm": (dict(algorithm="fft"), ValueError, 'conv: algorithm: got \'fft\'; expected None, "xla" or "winograd"'),
     "winograd in any precision": (dict(algorithm="winograd"), ValueError, 'got "winograd", but its kernels need'),
     "winograd here": (dict(algorithm="winograd", precision="highest"), ValueError, 'got "winograd", but its kernels need'),

@@ -1,5 +1,6 @@
 """The debugging tools: `interpret`, `compare` and `find_nan`."""
 
+import functools
 import gc
 import sys
 import weakref
@@ -173,6 +174,35 @@ def test_the_first_difference_is_named() -> None:
     assert [d.symbol for d in report.differences] == ["state['h']", "push['h']", "push['sum']"]
     assert "first: state['h'] at vertex 2 of graph 1 (row 4, level 1): run has " in str(report) and "(entry [3])" in str(report)
     assert cavs.debug.compare(F, PARAMS, GRAPHS_, {"x": X, "flag": flag}, gradients=False, tolerance=10.0).first is None
+
+
+def test_wrong_arguments_of_compare_and_find_nan_are_named() -> None:
+    """A schedule of other graphs was reported as a difference of the engines."""
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(cell(params, v))
+        v.scatter(h)
+        v.push(h)
+
+    compare = functools.partial(cavs.debug.compare, made(fn), PARAMS, GRAPHS_)
+    for error, match, arguments in (
+        (
+            ValueError,
+            r"compare: inputs: got leaves of shapes \[\(1, .*; expected a first axis of \d+, one row per vertex",
+            (X[:1],),
+        ),
+        (ValueError, "compare: inputs: got leaves of shapes .*; expected a first axis of", (X.tolist(),)),
+    ):
+        with pytest.raises(error, match=match):
+            compare(*arguments)
+    with pytest.raises(ValueError, match=r"compare: sched: got a schedule of 2 vertices; expected one of graphs, which have"):
+        compare(X, sched=cavs.schedule(GRAPHS_[0]))
+    with pytest.raises(TypeError, match="compare: sched: got a Graphs; expected a cavs.Schedule"):
+        compare(X, sched=GRAPHS_)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="compare: tolerance: got a str; expected a number, or None"):
+        compare(X, tolerance="1e-3")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="find_nan: loss: got a int; expected a function of 1 argument"):
+        cavs.debug.find_nan(made(fn), PARAMS, GRAPHS_, X, loss=5)  # type: ignore[arg-type]
 
 
 def test_gradients_that_differ_are_named_from_the_roots_down() -> None:

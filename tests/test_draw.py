@@ -84,6 +84,8 @@ def test_large_batches_are_cut_and_errors_say_what_to_write():
         cavs.debug.draw(cavs.from_lengths([401]))
     with pytest.raises(ValueError, match=r"draw: predictions: got shape \(3,\); expected 5 entries, one per vertex"):
         cavs.debug.draw(TREE, predictions=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"draw: predictions: got shape \(5, 2\); expected 5 entries, one per vertex"):
+        cavs.debug.draw(TREE, predictions=np.zeros((5, 2)))  # logits, of which nothing was drawn
     with pytest.raises(ValueError, match=r"draw: path: got tree\.png; expected a name that ends in \.svg"):
         cavs.debug.draw(TREE, "tree.png")
     with pytest.raises(TypeError, match=r"draw: graphs: got a Schedule; expected cavs\.Graphs"):

@@ -160,6 +160,13 @@ def test_vectors_are_found_as_written_or_in_lower_case(tmp_path):
     np.testing.assert_array_equal(rows, [[1, 2], [5, 6], [0, 0], [1, 2]])
 
 
+@pytest.mark.parametrize("words", ["the", {"the"}, None, 3, [b"the"], ["the", 3]])
+def test_vectors_are_of_a_list_of_words(tmp_path, words):
+    (tmp_path / "glove.txt").write_text("the 1 2\n")
+    with pytest.raises(TypeError, match="read_vectors: words: got .*; expected a list of words. Write read_vectors"):
+        read_vectors(str(tmp_path / "glove.txt"), words)
+
+
 def test_the_first_line_of_vectors_may_begin_with_a_mark_and_be_counts(tmp_path):
     path = tmp_path / "glove.txt"
     for first in (b"", b"20 2\n"):  # which is also a word

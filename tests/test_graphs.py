@@ -341,3 +341,47 @@ def test_a_selection_stands_alone(index):
         after = cavs.schedule(other)
         assert after.shape == before.shape
         np.testing.assert_array_equal(after.data, before.data)
+
+
+def test_a_selection_keeps_the_shapes_of_its_data_set_with_other_words_and_labels():
+    """A few graphs may have one arity, or few kinds, by chance: their schedule had another shape."""
+    graphs = cavs.from_parents([[2, 2, -1], [1, -1]], input_id=[0] * 5, vocab=["a"], kind=[0, 0, 1, 0, 2])
+    some, want = graphs[:1], cavs.schedule(graphs[:1], kinds="mixed").shape
+    for other in (some.replace(label=[1, 2, 3]), some.with_vocab(["b", "a"])):
+        assert cavs.schedule(other, kinds="mixed").shape == want
+    assert cavs.schedule(some.replace(kind=[0, 0, 0]), kinds="mixed").shape.mixed == (0,)
+
+
+def test_a_number_of_numpy_or_jax_selects_a_graph():
+    graphs = cavs.from_lengths([1, 2, 3])
+    for index in (np.array(-1), np.uint8(2), jax.numpy.int32(2)):
+        assert_same(graphs[index], graphs[2])
+    for index, got in ((np.array([2**64 - 1], np.uint64), "graphs 18446744073709551615 to"), (np.array(3), "graph 3;")):
+        with pytest.raises(IndexError, match=f"index: got {got}"):  # as a signed integer, the first is -1
+            graphs[index]
+
+
+def test_numbers_are_stored_as_this_machine_has_them(tmp_path):
+    """JAX refuses arrays of another byte order."""
+    swapped = {name: np.arange(3.0).astype(">f4") for name in ("label", "x")}
+    graphs = cavs.from_lengths([3], **swapped)
+    assert graphs.label.dtype == graphs.x.dtype == np.float32 and graphs.label.tolist() == graphs.x.tolist() == [0, 1, 2]
+    assert jax.numpy.asarray(cavs.schedule(graphs).pad(swapped["x"]))[:3].tolist() == [0, 1, 2]
+
+
+def test_values_that_are_no_array_are_named():
+    masked = np.ma.masked_array([1.0, 2, 3], [0, 1, 0])
+    for field in ("label", "x"):  # the number below the mask was taken
+        with pytest.raises(ValueError, match=rf"{field}: got an array with masked values; .* Write {field}.filled\(np.nan\)"):
+            cavs.from_lengths([3], **{field: masked})
+    assert cavs.from_lengths([3], x=masked.filled(0)).x.tolist() == [1, 0, 3]
+    with pytest.raises(TypeError, match=r"x: got a PRNGKeyArray \(.*key_data.*\); expected an array of numbers"):
+        cavs.from_lengths([2], x=jax.random.split(jax.random.key(0), 2))
+    with pytest.raises(TypeError, match="vocab: got a int; expected a list of names"):
+        cavs.from_lengths([2], input_id=[0, 1], vocab=5)
+    for parts in (None, 5):
+        with pytest.raises(TypeError, match="Graphs.concat: parts: got a .*; expected cavs.Graphs, at least one"):
+            cavs.Graphs.concat(parts)
+    for fractions in (iter([0.5, 0.5]), "ab", [0.5, None], [0.5, [0.5]]):
+        with pytest.raises(ValueError, match="Graphs.split: fractions: got "):
+            cavs.from_lengths([1] * 4).split(fractions)

@@ -284,11 +284,19 @@ def test_padding_rows_of_the_wrong_length() -> None:
         ),
     ):
         cavs.schedule(TREE).pad({"x": np.ones((3, 5))})  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=re.escape("Schedule.pad: array: got lists or arrays of different shapes; expected")):
+        cavs.schedule(TREE).pad([[1], [1, 2]])
     with pytest.raises(ValueError, match=re.escape("pad_edges: array: got None; expected (2, ...), one row per edge.")):
         cavs.schedule(TREE).pad_edges(TREE.edge_attr)
 
 
-@pytest.mark.parametrize(("dtype", "fill"), [(np.int32, np.nan), (np.int32, 0.5), (np.uint8, -1), (bool, -1), (int, "none")])
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [
+        *((np.int32, np.nan), (np.int32, 0.5), (np.uint8, -1), (bool, -1), (int, "none")),
+        *((np.float32, "none"), (np.float32, None), (np.float32, 1j), (jnp.bfloat16, 1j), (np.float16, 1e6), (jnp.int4, 100)),
+    ],
+)
 def test_padding_that_the_dtype_cannot_hold(dtype: Any, fill: Any) -> None:
     sched = cavs.schedule(TREE)
     for pad, rows in ((sched.pad, 3), (sched.pad_edges, 2)):

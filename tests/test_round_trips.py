@@ -1,5 +1,7 @@
 """Writing and reading graphs gives the same graphs: `.npz`, JSON lines, networkx, lists of edges."""
 
+import io
+
 import jax.numpy as jnp
 import networkx
 import numpy as np
@@ -85,6 +87,52 @@ def test_targets_of_which_some_are_missing(tmp_path):
     np.testing.assert_array_equal(again.label, label)
     np.testing.assert_array_equal(again.graph_label, graph_label)
     np.testing.assert_array_equal(cavs.interop.from_networkx(cavs.interop.to_networkx(graphs)).label, label)
+
+
+def test_the_shape_of_edge_attr_without_edges(tmp_path):
+    """It was lost, and with networkx all of it; files without edges could not be joined with others."""
+    for rows in (np.zeros((0, 2)), np.zeros(0, np.int32)):
+        lone = cavs.from_edges([1, 1], [[], []], edge_attr=rows)
+        assert cavs.interop.from_networkx(cavs.interop.to_networkx(lone)).equals(lone)
+        assert cavs.interop.from_networkx(cavs.interop.to_networkx(lone)[0]).equals(lone[0])
+        assert cavs.interop.from_networkx(cavs.interop.to_networkx(lone), edge_attr="weight").edge_attr is None
+    path = tmp_path / "a.jsonl"
+    with pytest.raises(
+        ValueError, match=r"write_edges: edge_attr: got shape \(0, 2\); expected values.* Write graphs.replace\("
+    ):
+        write_edges(lone.replace(edge_attr=np.zeros((0, 2))), path)
+    with pytest.raises(ValueError, match=r"write_edges: x/a: got shape \(2, 0, 3\); .* Write graphs.replace\(x=None\)"):
+        write_edges(lone.replace(x={"a": np.zeros((2, 0, 3))}), path)
+    write_edges(lone, path)
+    pair = cavs.from_edges([2], [[(1, 0)]], edge_attr=[[1.0, 2]])
+    for other in (lone, cavs.io.read_edges(path), lone.replace(edge_attr=None)):
+        for parts in ([other, pair], [pair, other]):
+            joined = cavs.Graphs.concat(parts)
+            assert joined.edge_attr is not None and joined.edge_attr.tolist() == [[1, 2]] and len(joined) == 3
+    assert (lone + lone).equals(lone[[0, 1, 0, 1]])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e5m2, jnp.int4, np.longdouble, bool])
+def test_json_lines_hold_numbers_of_all_dtypes(dtype, tmp_path):
+    """NaN of bfloat16 was written as NaN, which is no JSON, and long numbers raised an error of `json`."""
+    rows = np.array([1, 0], dtype)
+    missing = [None] if jnp.issubdtype(dtype, np.floating) else []
+    label = np.concatenate([np.full(len(missing), np.nan).astype(dtype), rows])
+    graphs = cavs.from_lengths([len(label)], label=label[:, None], x=np.resize(rows, len(label)), graph_label=rows[:1])
+    write_edges(graphs, tmp_path / "a.jsonl")
+    assert "NaN" not in (tmp_path / "a.jsonl").read_text()
+    again = cavs.io.read_edges(tmp_path / "a.jsonl")
+    np.testing.assert_array_equal(again.label, label[:, None].astype(float))
+    np.testing.assert_array_equal(again.x, graphs.x.astype(float))
+    assert again.graph_label.tolist() == [1]
+
+
+@pytest.mark.parametrize("write", [cavs.io.save_npz, write_edges])
+@pytest.mark.parametrize("path", [None, 3, b"a.npz", io.BytesIO()])
+def test_a_path_is_a_path(write, path):
+    name = write.__name__
+    with pytest.raises(TypeError, match=rf"{name}: path: got a \w+; expected the path of .* Write {name}\(graphs, path\)"):
+        write(cavs.from_lengths([1]), path)
 
 
 @pytest.mark.parametrize("field", ["label", "graph_label"])

@@ -348,3 +348,15 @@ def test_an_export_that_calls_other_functions_is_refused() -> None:
     data = dataclasses.replace(exported, programs=(quiet,)).to_bytes()
     with pytest.raises(ValueError, match="it calls xla_ffi_python_cpu_callback, which no forward pass needs"):
         cavs.interop.load_forward(data)
+
+
+def test_numbers_and_names_of_weights(tmp_path):
+    path = tmp_path / "w.safetensors"
+    cavs.io.save_params({"scale": 2.0}, path)
+    assert cavs.io.load_params(path, like={"scale": 1.0})["scale"] == 2
+    with pytest.raises(TypeError, match="load_params: like: got a str at 'scale'; expected arrays and numbers"):
+        cavs.io.load_params(path, like={"scale": "2"})
+    with pytest.raises(ValueError, match="save_params: params: got a leaf '__metadata__', a name of safetensors' own"):
+        cavs.io.save_params({"__metadata__": jnp.ones(2)}, path)  # no file that can be read
+    with pytest.raises(TypeError, match=r"load_params: path: got a BytesIO; expected .* Write load_params\(path\)"):
+        cavs.io.load_params(io.BytesIO())  # type: ignore[arg-type]

@@ -111,6 +111,27 @@ def test_code_that_jax_exports_needs_no_library(engine: str | None) -> None:
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), jax.tree.leaves(got), jax.tree.leaves(want))
 
 
+def test_a_number_of_python_among_the_parameters() -> None:
+    """It raised an `AttributeError`. It promotes no dtype, as without an export."""
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
+
+    def scaled(params: Any, v: cavs.Vertex) -> None:
+        h = v.pull() * params["scale"] + v.gather(0)
+        v.scatter(h)
+        v.push(h)
+
+    F, graphs = cavs.VertexFunction(scaled, state=jax.ShapeDtypeStruct((2,), jnp.bfloat16), arity=1), cavs.from_lengths([3, 2])
+    params, x = {"scale": 2.0}, np.ones((5, 2), jnp.bfloat16)
+    exported = cavs.interop.export_server(lambda p, s, x: cavs.run(F, p, s, x), params, graphs, x, count=1, most_graphs=2)
+    for loaded in (exported, cavs.interop.load_forward(exported.to_bytes())):
+        got = loaded.serve(params, graphs, x)
+        assert got.dtype == jnp.bfloat16 and got.tolist() == cavs.run(F, params, cavs.schedule(graphs), x).tolist()
+    with pytest.raises(TypeError, match="export_forward: params: got a str at 'scale'; expected arrays and numbers"):
+        cavs.interop.export_forward(lambda p, s, x: x, {"scale": "2"}, [(cavs.schedule(graphs), x)])
+    with pytest.raises(TypeError, match="export_forward: examples: got a Schedule; expected a list of pairs. Write"):
+        cavs.interop.export_forward(lambda p, s, x: x, params, cavs.schedule(graphs))  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_a_server_of_dags_with_kinds() -> None:
     names, kind = ("a", "b", "c"), np.arange(29, dtype=np.int32) * 2 % 3

@@ -100,5 +100,13 @@ def test_invalid_weights_of_torch_are_refused() -> None:
         cavs.interop.params_to_torch({"u": np.ones((H, H)), "w": np.ones((E, H))})
     with pytest.raises(ValueError, match="got ndarray in layer 0"):
         cavs.interop.params_to_torch(np.ones(3))
-    with pytest.raises(ValueError, match="got shapes .* in layer 0"):
-        cavs.interop.params_to_torch({"w": np.ones((E, 2 * H)), "u": np.ones((H, 2 * H)), "b": np.ones(2 * H)})
+    with pytest.raises(TypeError, match="state_dict: got a list; expected tensors by name. Write module.state_dict()"):
+        cavs.interop.params_from_torch([weights])  # type: ignore[arg-type]
+    for shape in ((4 * H,), (0, 0)):
+        with pytest.raises(ValueError, match="got shapes .*; expected those of a torch.nn.LSTM, GRU or RNN"):
+            cavs.interop.params_from_torch(weights | {"weight_hh_l0": np.ones(shape)})
+    wrong = {"w": np.ones((E, 2 * H)), "u": np.ones((H, 2 * H)), "b": np.ones(2 * H)}
+    gru = jax.tree.map(np.asarray, vp.GRU(H, E).init(jax.random.key(0)))
+    for params in (wrong, wrong | {"u": np.ones(H)}, {name: x[..., :0] for name, x in wrong.items()}, gru | {"d": gru["b"]}):
+        with pytest.raises(ValueError, match="got shapes .* in layer 0"):
+            cavs.interop.params_to_torch(params)

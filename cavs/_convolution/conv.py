@@ -1,7 +1,8 @@
 """`conv`: convolutions with filters of 3 x 3, by Winograd's algorithm as tasks of one launch where that is fastest."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from operator import index
+from typing import Any, Literal, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -143,8 +144,8 @@ def _pads(padding: Any) -> Pads:
         side = 1 if padding.upper() == "SAME" else 0
         return ((side, side), (side, side))
     try:
-        (top, bottom), (left, right) = padding
-        return ((int(top), int(bottom)), (int(left), int(right)))
+        (top, bottom), (left, right) = cast(Any, padding)
+        return ((index(top), index(bottom)), (index(left), index(right)))
     except (TypeError, ValueError):
         raise ValueError(
             f'conv: padding: got {padding!r}; expected "SAME", "VALID" or ((above, below), (left, right)).'

@@ -9,18 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._debug.interpret import compiled, loop
+from cavs._debug.interpret import checked_rows, compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction, check_function
-from cavs._graphs.checks import vertex_at
+from cavs._graphs.checks import check_type, vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.memo import memoized
 from cavs._run.run import run
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.schedule import Schedule, check_schedule
 from cavs._schedule.scheduler import schedule
 
 
@@ -192,9 +192,17 @@ def compare(
     """
     check_function("compare", F)
     check_graphs(graphs, "compare(F, params, graphs, inputs)")
-    params, inputs = as_arrays(params, "compare: params"), as_arrays(inputs, "compare: inputs")
-    edges = as_arrays(edges, "compare: edges")
+    params = as_arrays(params, "compare: params")
+    inputs = checked_rows("compare: inputs", inputs, graphs.num_vertices, "vertex")
+    edges = checked_rows("compare: edges", edges, graphs.num_edges, "edge")
+    check_type("compare: tolerance", tolerance, int | float | np.number | None, "a number, or None")
     sched = schedule(graphs) if sched is None else sched
+    check_schedule("compare", sched)
+    if sched.num_vertices != graphs.num_vertices:
+        raise ValueError(
+            f"compare: sched: got a schedule of {counted(int(sched.num_vertices), 'vertex')}; expected one of graphs, which "
+            f"have {graphs.num_vertices}. Write sched=cavs.schedule(graphs, ...)."
+        )
     if not graphs.num_vertices:
         return Comparison((), "no vertices")
     probe, deltas = probed(F, params, inputs, graphs.num_vertices)

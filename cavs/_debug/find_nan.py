@@ -13,6 +13,7 @@ from cavs._debug.compare import batched, probed
 from cavs._debug.interpret import at_vertex, checked_rows, children_of, compiled, edges_of
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction, check_function
+from cavs._graphs.arguments import check_takes
 from cavs._graphs.checks import vertex_at
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
@@ -104,6 +105,8 @@ def find_nan(
     """
     check_function("find_nan", F)
     check_graphs(graphs, "find_nan(F, params, graphs, inputs)")
+    if loss is not None:
+        check_takes("find_nan: loss", loss, "pushes")
     params = as_arrays(params, "find_nan: params")
     inputs = checked_rows("find_nan: inputs", inputs, graphs.num_vertices, "vertex")
     edges = checked_rows("find_nan: edges", edges, graphs.num_edges, "edge")

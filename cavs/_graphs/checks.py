@@ -23,11 +23,20 @@ def check_type(argument: str, value: object, kind: Any, expected: str) -> None:
 
 
 def array_of(name: str, value: ArrayLike | Iterable[int]) -> np.ndarray:
-    """Returns `value` as an array. Raises `ValueError` if it is lists of different lengths."""
+    """Returns `value` as an array.
+
+    Raises `ValueError` if it is lists of different lengths, or a part of it is masked, and `TypeError` if it is no array of
+    NumPy, such as keys of `jax.random`.
+    """
+    argument = name.rpartition(" ")[2]
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name}: got an array with masked values; expected all values. Write {argument}.filled(np.nan).")
     try:
         return np.asarray(value)
+    except TypeError as error:
+        got = f"{type(value).__name__} ({str(error).partition(chr(10))[0]})"
+        raise TypeError(f"{name}: got a {got:.300}; expected an array of numbers.") from error
     except ValueError as error:
-        argument = name.rpartition(" ")[2]
         raise ValueError(
             f"{name}: got lists or arrays of different shapes; expected one array, or rows of one shape. For a list of one "
             f"array per graph write np.concatenate({argument})."
@@ -166,6 +175,7 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
             raise TypeError(f"{name}: got {value!r}; expected a list of names. Write {name}=[{value!r}].")
         if isinstance(value, set | frozenset):
             raise TypeError(f"{name}: got a set, whose order is another one in each process; expected a list of names.")
+        check_type(name, value, Iterable | None, "a list of names")
         check_order(name, value)
         names[name] = None if value is None else tuple(value)
         if not_str := [x for x in names[name] or () if not isinstance(x, str)]:
@@ -213,7 +223,8 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
         raise ValueError(
             f"label_names: got names, but the labels are {array.dtype}{list(array.shape[1:])}; expected indices of names."
         )
-    return _unshared(array)
+    # JAX refuses arrays of another byte order.
+    return _unshared(array) if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _unshared(array: np.ndarray) -> np.ndarray:
@@ -239,6 +250,8 @@ def checked_index(index: Index, count: int) -> slice | np.ndarray:
         start, stop, step = index.indices(count)
         return slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
     array = np.asarray(index)
+    if array.ndim == 0 and array.dtype.kind in "iu":
+        return checked_index(int(array), count)
     if array.dtype == bool:
         if array.shape != (count,):
             raise IndexError(f"index: got a boolean array of shape {array.shape}; expected ({count},), one value per graph.")
@@ -248,9 +261,10 @@ def checked_index(index: Index, count: int) -> slice | np.ndarray:
             f"index: got dtype {array.dtype} and shape {array.shape}; expected an int, a slice, or a 1-d array of integers "
             "or booleans."
         )
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, -1)  # of Python, which do not wrap around
+    if low < -count or high >= count:
+        raise IndexError(f"index: got graphs {low} to {high}; expected indices into {counted(count, 'graph')}.")
     array = array.astype(np.int64)
-    if array.size and (array.min() < -count or array.max() >= count):
-        raise IndexError(f"index: got graphs {array.min()} to {array.max()}; expected indices into {counted(count, 'graph')}.")
     return np.where(array < 0, array + count, array)
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import are_ids, array_of, checked_fields, checked_sizes, integers, vertex_at
+from cavs._graphs.checks import are_ids, array_of, check_type, checked_fields, checked_sizes, integers, vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.flat import children_of_parents, offsets
 from cavs._graphs.graphs import Graphs
@@ -102,7 +102,7 @@ def from_edges(
 
             - int[E, 2], if `num_vertices` is an int;
             - a list of G arrays (E_g, 2), with vertices numbered within each graph;
-            - one NumPy array (E, 2), with vertices numbered through all graphs. Both ends of an edge lie in one graph.
+            - one array (E, 2), with vertices numbered through all graphs. Both ends of an edge lie in one graph.
         input_id: int[V] over all graphs, or a list of one array per graph.
         label: as `input_id`.
         edge_attr: num[E, ...], a row for each edge in the order of `edges`; `Graphs.edge_attr` has the order of the
@@ -135,9 +135,9 @@ def edges_to_graphs(
     num_vertices: int | ArrayLike, edges: ArrayLike | Sequence[ArrayLike], fields: dict[str, Any], names: EdgeArguments
 ) -> Graphs:
     """`from_edges`, whose error messages use the caller's `names`. `edges` are pairs (parent, child)."""
-    single = isinstance(num_vertices, (int, np.integer))
+    single = np.ndim(num_vertices) == 0
     sizes = checked_sizes(f"{names.function}: {names.sizes}", np.atleast_1d(num_vertices) if single else num_vertices)
-    through_all = single or isinstance(edges, np.ndarray)
+    through_all = single or hasattr(edges, "__array__")
     pairs = (_edges_through_all_graphs if through_all else _edges_within_graphs)(edges, sizes, names)
     parent, child = pairs.T
     order = np.argsort(parent, kind="stable")
@@ -181,6 +181,7 @@ def _edges_through_all_graphs(edges: ArrayLike | Sequence[ArrayLike], sizes: np.
 def _edges_within_graphs(edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarray, names: EdgeArguments) -> np.ndarray:
     """Validates one array of edges per graph, and numbers their vertices (E, 2) through all graphs."""
     listed: Any = edges
+    check_type(f"{names.function}: {names.edges}", listed, Iterable, "a list of arrays (E, 2), one per graph")
     arrays = [_pairs(f"{names.function}: {names.edges}[{g}]", array) for g, array in enumerate(listed)]
     if len(arrays) != len(sizes):
         raise ValueError(
@@ -201,7 +202,7 @@ def _edges_within_graphs(edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarr
 
 
 def _pairs(name: str, value: ArrayLike | Sequence[ArrayLike]) -> np.ndarray:
-    array = np.asarray(value)
+    array = array_of(name, value)
     if not array.size and array.shape in ((0,), (0, 2)):
         return np.zeros((0, 2), np.int64)
     if array.ndim != 2 or array.shape[1] != 2 or not np.issubdtype(array.dtype, np.integer):
@@ -217,7 +218,7 @@ def _per_graph(name: str, value: Sequence[ArrayLike], hint: str = "") -> list[np
     if not isinstance(value, Iterable):
         raise ValueError(f"{name}: got a {type(value).__name__}; expected a list of arrays, one per graph.{hint}")
     arrays = list(value)
-    if arrays and np.ndim(arrays[0]) == 0:
+    if arrays and array_of(f"{name}[0]", arrays[0]).ndim == 0:
         raise ValueError(f"{name}: got one array of integers; expected a list of arrays, one per graph.{hint}")
     return [integers(f"{name}[{g}]", a) for g, a in enumerate(arrays)]
 
@@ -230,7 +231,10 @@ def _flat_fields(function: str, num_vertices: np.ndarray, fields: dict[str, Any]
     out = dict(fields)
     for field in known[:3]:
         value = fields.get(field)
-        if not (isinstance(value, (list, tuple)) and len(value) and np.ndim(value[0]) == 1 and are_ids(value[0])):
+        if not (isinstance(value, (list, tuple)) and len(value)):
+            continue
+        first = array_of(f"{function}: {field}[0]", value[0])
+        if first.ndim != 1 or not are_ids(first):
             continue
         arrays = _per_graph(f"{function}: {field}", value)
         if len(arrays) != len(num_vertices):

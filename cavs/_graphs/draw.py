@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs._graphs.checks import array_of
 from cavs._graphs.counted import counted
 from cavs._graphs.files import check_path, write_whole
 from cavs._graphs.graphs import Graphs, check_graphs
@@ -66,8 +67,8 @@ def draw(
     if path is not None and Path(path).suffix.lower() != ".svg":
         raise ValueError(f"draw: path: got {os.fspath(path)}; expected a name that ends in .svg.")
     for name, values in (("predictions", predictions), ("text", text)):
-        if values is not None and np.asarray(values).shape[:1] != (graphs.num_vertices,) or isinstance(values, str):
-            got = repr(values) if isinstance(values, str) else f"shape {np.asarray(values).shape}"
+        if values is not None and (shape := array_of(f"draw: {name}", values).shape) != (graphs.num_vertices,):
+            got = repr(values) if isinstance(values, str) else f"shape {shape}"
             raise ValueError(f"draw: {name}: got {got}; expected {graphs.num_vertices} entries, one per vertex.")
     shown = int(np.searchsorted(graphs.vertex_offsets, MOST, side="right")) - 1
     if not shown:

@@ -18,7 +18,7 @@ def check_path(function: str, path: object, cure: str = "", argument: str = "pat
     `argument`: its name. `what`: what it is the path of.
     """
     if not isinstance(path, str | os.PathLike):
-        hint = "For the lines of an open file write cavs.read_trees(file)." if hasattr(path, "read") else cure
+        hint = cure or "For the lines of an open file write cavs.read_trees(file)." * hasattr(path, "read")
         expected = f"expected the path of {what}, as str or pathlib.Path"
         raise TypeError(f"{function}: {argument}: got a {type(path).__name__}; {expected}. {hint}".rstrip())
 

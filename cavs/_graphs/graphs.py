@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Index, check_order, check_type, checked_fields, checked_index, checked_structure
+from cavs._graphs.checks import Index, array_of, check_order, check_type, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.flat import heights, number_names, offsets, ranges
 from cavs._graphs.pytree import PyTree
@@ -250,6 +250,11 @@ class Graphs:
         self.__dict__.update(_arity=arity, _inner_kinds=inner_kinds)
         return self
 
+    def _with(self, new_kinds: bool = False, **fields: Any) -> "Graphs":
+        """Returns the same graphs with other fields than the structure. They keep the facts of the data set."""
+        graphs = dataclasses.replace(self, **fields)
+        return graphs._of_data(self._arity, (graphs if new_kinds else self)._inner_kinds)
+
     def __add__(self, other: "Graphs") -> "Graphs":
         """Concatenates graphs. Both sides must have the same fields and the same names (see `with_vocab`)."""
         check_type("graphs + other", other, Graphs, "cavs.Graphs. For a list write cavs.Graphs.concat(parts)")
@@ -268,6 +273,7 @@ class Graphs:
             TypeError: one of `parts` is no `Graphs`.
             ValueError: there are no graphs; or a field is in some of them only, or has different dtypes or shapes.
         """
+        check_type("Graphs.concat: parts", parts, Iterable, "cavs.Graphs, at least one")
         parts = [*parts]
         if not parts or not all(isinstance(part, Graphs) for part in parts):
             got = ", ".join(sorted({type(part).__name__ for part in parts})) or "nothing"
@@ -309,7 +315,7 @@ class Graphs:
             raise ValueError(f"with_vocab: unknown: {got}. Add it to vocab, or write unknown=None.")
         fallback = -1 if unknown is None else index[unknown]
         table = np.array([index.get(word, fallback) for word in self.vocab] + [-1], np.int32)
-        return dataclasses.replace(self, input_id=table[self.input_id], vocab=vocab)
+        return self._with(input_id=table[self.input_id], vocab=vocab)
 
     def replace(self, **fields: Any) -> "Graphs":
         """Returns the same graphs with other words, labels or features. These are copied as in `Graphs.build`.
@@ -333,7 +339,7 @@ class Graphs:
             raise TypeError(f"replace: got {unknown[0]!r}; expected one of {', '.join(known)}. {hint}".rstrip())
         values = {name: getattr(self, name) for pair in NAMES.items() for name in pair} | fields  # ids must fit their names
         checked = checked_fields(self.vertex_offsets, self.num_edges, values)
-        return dataclasses.replace(self, **{name: checked[name] for name in values})
+        return self._with("kind" in fields, **{name: checked[name] for name in values})
 
     def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Graphs, ...]":
         """Deals the graphs at random to parts, such as a training, a development and a test set.
@@ -353,8 +359,9 @@ class Graphs:
             ValueError: the fractions are not positive, do not add up to 1, or leave a part without graphs; or `seed` is no
                 int >= 0.
         """
-        shares = np.array(fractions, np.float64)
-        if shares.ndim != 1 or not (shares > 0).all() or abs(shares.sum() - 1) > 1e-6:
+        shares = array_of("Graphs.split: fractions", fractions)
+        numbers = shares.ndim == 1 and shares.dtype.kind in "iuf"
+        if not numbers or not (shares > 0).all() or abs(shares.sum() - 1) > 1e-6:
             raise ValueError(
                 f"Graphs.split: fractions: got {fractions}; expected positive numbers that add up to 1. Write [0.8, 0.1, 0.1]."
             )
@@ -430,7 +437,9 @@ def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
     child_offsets = offsets(np.concatenate([np.diff(part.child_offsets) for part in parts]))
     children, height = (np.concatenate([getattr(part, name) for part in parts]) for name in ("children", "height"))
     caller = "Graphs.concat" if renumber else "graphs + other"
-    fields: dict[str, Any] = {name: _values(caller, name, [getattr(part, name) for part in parts]) for name in VALUES}
+    with_edges = [part for part in parts if part.num_edges] or parts  # a file of graphs without edges need not have edge_attr
+    holders = dict.fromkeys(VALUES, parts) | {"edge_attr": with_edges}
+    fields: dict[str, Any] = {n: _values(caller, n, [getattr(part, n) for part in some]) for n, some in holders.items()}
     leaves, trees = zip(*(jax.tree.flatten(part.x) for part in parts), strict=True)
     if any(tree != trees[0] for tree in trees):
         raise ValueError(f"{caller}: x: got {trees[0]} and others; expected the same structure in all graphs.")

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jax.typing import ArrayLike
 
+from cavs._graphs.checks import array_of, integers
 from cavs._graphs.converters import EdgeArguments, edges_to_graphs
 from cavs._graphs.graphs import Graphs
 
@@ -62,7 +63,7 @@ def from_edge_index(
         if num_nodes is None and ptr is None and batch is None:
             ptr, batch = (getattr(data, name, None) for name in ("ptr", "batch"))
             batch = batch if ptr is None else None
-            num_nodes = data.num_nodes if ptr is None and batch is None else None
+            num_nodes = getattr(data, "num_nodes", None) if ptr is None and batch is None else None
         edge_attr = getattr(data, "edge_attr", None) if edge_attr is None else edge_attr
         edge_index, fields = data.edge_index, {"x": getattr(data, "x", None)} | fields
     sizes = {"num_nodes": num_nodes, "batch": batch, "ptr": ptr}
@@ -80,8 +81,8 @@ def from_edge_index(
 
 def _edges_of(edge_index: Integers) -> np.ndarray:
     """(E, 2) pairs (parent, child)."""
-    pair = edge_index if isinstance(edge_index, tuple | list) else np.asarray(edge_index)
-    ends = [np.asarray(x) for x in pair]
+    pair = edge_index if isinstance(edge_index, tuple | list) else np.atleast_1d(np.asarray(edge_index))
+    ends = [array_of("from_edge_index: edge_index", x) for x in pair]
     if len(ends) != 2 or ends[0].ndim != 1 or ends[0].shape != ends[1].shape:
         shape = pair.shape if isinstance(pair, np.ndarray) else [x.shape for x in ends]
         raise ValueError(
@@ -98,18 +99,18 @@ def _edges_of(edge_index: Integers) -> np.ndarray:
 
 def _sizes_of(name: str, value: Integers) -> np.ndarray:
     """(G,) vertices of each graph, from the argument `name`."""
-    sizes = np.asarray(value)
     if name == "num_nodes":
-        return np.atleast_1d(sizes)
+        return np.atleast_1d(np.asarray(value))
+    rows = integers(f"from_edge_index: {name}", value)
     if name == "ptr":
-        if sizes.ndim != 1 or not sizes.size or sizes[0] != 0:
+        if not rows.size or rows[0] != 0:
             raise ValueError(
-                f"from_edge_index: ptr: got {sizes}; expected (G + 1,) integers from 0: the first row of each graph, and V."
+                f"from_edge_index: ptr: got {rows}; expected (G + 1,) integers from 0: the first row of each graph, and V."
             )
-        return np.diff(sizes)
-    if sizes.ndim != 1 or (sizes.size and (sizes[0] != 0 or not np.isin(np.diff(sizes), (0, 1)).all())):
+        return np.diff(rows)
+    if rows.size and (rows[0] != 0 or not np.isin(np.diff(rows), (0, 1)).all()):
         raise ValueError(
             "from_edge_index: batch: got values that are not 0, ..., 0, 1, ..., 1, 2, ...; expected the graph of each "
             "vertex, ascending from 0."
         )
-    return np.bincount(sizes) if sizes.size else np.zeros(0, np.int64)
+    return np.bincount(rows)

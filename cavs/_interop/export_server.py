@@ -10,7 +10,7 @@ from cavs._graphs.arguments import check_takes
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._interop.exported import GRAPH, VERTEX, WHOLE, Exported, Forward, Serving, export_shape, rows_in, rows_of
-from cavs._readers.names import describe_array, name_of, named_leaves
+from cavs._readers.names import aval_of, describe_array, name_of, named_leaves
 from cavs._schedule.ladder import ladder
 from cavs._schedule.schedule import ExportedSchedule
 from cavs._schedule.scheduler import options_of
@@ -97,8 +97,9 @@ def _shaped(inputs: PyTree, units: dict[str, str], shape: Shape) -> PyTree:
     """The shapes of inputs that are padded to a shape."""
 
     def padded(path: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
-        rows = rows_in(shape).get(units[name_of(path)])
-        return jax.ShapeDtypeStruct(np.shape(x) if rows is None else (rows, *np.shape(x)[1:]), x.dtype)
+        name = name_of(path)
+        aval, rows = aval_of(x, "export_server: inputs", name), rows_in(shape).get(units[name])
+        return aval if rows is None else aval.update(shape=(rows, *aval.shape[1:]))
 
     return jax.tree_util.tree_map_with_path(padded, inputs)
 

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,7 +18,7 @@ from jax import export as jax_export
 from cavs._graphs.checks import check_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._readers.names import describe_array, named_leaves
+from cavs._readers.names import aval_of, describe_array, named_leaves
 from cavs._schedule.ladder import schedule_into, why_not
 from cavs._schedule.schedule import ExportedSchedule, Schedule, check_schedule
 from cavs._schedule.shape import Shape, length_of, slots_of
@@ -148,6 +148,7 @@ class Exported:
         for argument, avals in (("params", params_avals), ("inputs", inputs_avals)):
             for name in {**avals, **leaves[argument]}:
                 leaf, expected = leaves[argument].get(name), avals.get(name)
+                leaf = None if leaf is None else aval_of(leaf, f"Exported: {argument}", name)
                 if leaf is not None and expected is not None and (leaf.dtype, leaf.shape) == (expected.dtype, expected.shape):
                     continue
                 hint = " Pad inputs on the host: sched.pad(rows)." if argument == "inputs" and self.serving is None else ""
@@ -257,6 +258,7 @@ def export_forward(
     """
     if not examples:
         raise ValueError("export_forward: examples: got none; expected pairs (sched, inputs), one per shape to export.")
+    check_type("export_forward: examples", examples, Iterable, "a list of pairs. Write [(sched, sched.pad(x))]")
     programs: dict[Shape, Any] = {}
     for n, example in enumerate(examples):
         if not isinstance(example, tuple) or len(example) != 2 or not isinstance(example[0], Schedule):
@@ -272,8 +274,12 @@ def export_shape(
 ) -> jax_export.Exported:
     """Exports a forward for schedules of one shape. Only the shapes of arrays matter. `function` is named by errors."""
     trees = jax.tree.structure(params), jax.tree.structure(inputs)
-    arguments = named_leaves(params, f"{function}: params"), named_leaves(inputs, f"{function}: inputs")
-    shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
+    named = {f"{function}: params": params, f"{function}: inputs": inputs}
+    arguments = [named_leaves(tree, argument) for argument, tree in named.items()]
+    shaped = [
+        {name: aval_of(x, argument, name) for name, x in leaves.items()}
+        for argument, leaves in zip(named, arguments, strict=True)
+    ]
 
     def exported(x: Any) -> Any:
         return ExportedSchedule(x.data, x.shape) if type(x) is Schedule else x

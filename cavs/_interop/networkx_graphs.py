@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cavs._graphs.arguments import optional_module
+from cavs._graphs.checks import check_type
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._readers.json_values import are_targets, id_values, ids_of, targets_of
@@ -55,6 +56,7 @@ def from_networkx(
         ImportError: networkx is not installed.
     """
     networkx = optional_module("networkx", MSG_NETWORKX.format("from_networkx"))
+    check_type("from_networkx: graphs", graphs, Iterable, "a networkx.DiGraph, or a list of them")
     all_graphs: list[Any] = [graphs] if isinstance(graphs, networkx.Graph) else list(graphs)
     sources = {"kind": (kind, "kind_names"), "label": (label, "label_names"), "input_id": (input, "vocab")}
     sizes: list[int] = []
@@ -76,7 +78,7 @@ def from_networkx(
         features.extend(data for _, data in graph.nodes(data=x))
     fields: dict[str, Any] = {}
     for ids, (attribute, names) in sources.items():
-        plain = [value.tolist() if isinstance(value, np.generic | np.ndarray) else value for value in values[ids]]
+        plain = [value.tolist() if hasattr(value, "tolist") else value for value in values[ids]]  # of NumPy, JAX or PyTorch
         if all(value is None for value in plain):
             continue
         try:
@@ -91,6 +93,9 @@ def from_networkx(
                 f"from_networkx: {argument}={attribute!r}: got {error}; expected {where}only int >= 0 or only str."
             ) from error
     fields |= {"edge_attr": _row_values(edge_values, "edge_attr", edge_attr, "edge"), "x": _features(features, x)}
+    if not edge_values:  # `to_networkx` keeps the shape of a row in the graph
+        rows = [graph.graph.get(edge_attr) for graph in all_graphs]
+        fields["edge_attr"] = next((x for x in rows if isinstance(x, np.ndarray) and not len(x)), None)
     return Graphs.build(sizes, list(map(len, children)), [child for row in children for child in row], **fields)
 
 
@@ -130,7 +135,8 @@ def _ordered_children(g: int, graph: "networkx.DiGraph", edge_attr: str) -> Iter
     for node, incoming in zip(graph, edges, strict=True):
         with_order = sum(order is not None for order, *_ in incoming)
         if with_order:
-            if not all(isinstance(order, (int, float, np.integer, np.floating)) for order, *_ in incoming):
+            numbers = (int, float, np.integer, np.floating)
+            if not all(isinstance(order, numbers) and order <= np.inf for order, *_ in incoming):
                 raise ValueError(
                     f"from_networkx: graphs[{g}]: got an attribute 'order' on {with_order} of {counted(len(incoming), 'edge')} "
                     f"into node {node!r}; expected numbers on all of them or on none."
@@ -144,8 +150,9 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
 
     Nodes are 0, 1, ... with the attributes "kind", "label" and "input": the name if there are names, otherwise the
     integer. A node whose id is -1 lacks the attribute. Edges lead from a child to its parent; their attribute "order" is
-    the child's place among the parent's children, and "edge_attr" the edge's value, if there are values. Features `x` become
-    lists, or dicts of lists. Labels of graphs (`graph_label`) are left out.
+    the child's place among the parent's children, and "edge_attr" the edge's value, if there are values. In a graph without
+    edges, the graph's attribute "edge_attr" is an array of no rows. Features `x` become lists, or dicts of lists. Labels of
+    graphs (`graph_label`) are left out.
 
     Args:
         graphs: the graphs.
@@ -176,6 +183,8 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
         graph = networkx.DiGraph() if len({pairs[e] for e in numbers}) == len(numbers) else networkx.MultiDiGraph()
         for row in range(start, stop):
             graph.add_node(row - start, **{name: values[row] for name, values in nodes.items() if values[row] is not None})
+        if graphs.edge_attr is not None and not numbers:
+            graph.graph["edge_attr"] = graphs.edge_attr[:0]
         for e in numbers:
             graph.add_edge(*pairs[e], **{name: values[e] for name, values in edges.items()})
         out.append(graph)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs._graphs.checks import check_type
 from cavs._graphs.pytree import PyTree
 
 _GATES = (4, 3, 1)  # of an LSTM, a GRU and an ElmanRNN
@@ -38,6 +39,7 @@ def params_from_torch(state_dict: Mapping[str, Any], prefix: str = "") -> list[A
         ValueError: a layer is missing or incomplete, the shapes are not those of such a module, or it has projections
             (`proj_size`).
     """
+    check_type("params_from_torch: state_dict", state_dict, Mapping, "tensors by name. Write module.state_dict()")
     layers: dict[tuple[int, bool], dict[str, np.ndarray]] = {}
     for name, tensor in state_dict.items():
         match = _NAME.fullmatch(name[len(prefix) :]) if name.startswith(prefix) else None
@@ -98,10 +100,10 @@ def _from_torch(names: str, p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         raise ValueError(
             f"params_from_torch: {names}: got {sorted(p)}; expected weight_ih, weight_hh, and both biases or none."
         )
-    rows, hidden = p["weight_hh"].shape
-    gates = rows // hidden
+    rows, hidden = p["weight_hh"].shape if p["weight_hh"].ndim == 2 else (0, 0)
+    gates = rows // max(hidden, 1)
     bias = [p.get(name, np.zeros(rows, p["weight_hh"].dtype)) for name in ("bias_ih", "bias_hh")]
-    fits = gates in _GATES and rows == gates * hidden and len(p["weight_ih"]) == rows
+    fits = gates in _GATES and rows == gates * hidden and p["weight_ih"].ndim == 2 and len(p["weight_ih"]) == rows
     if not fits or any(b.shape != (rows,) for b in bias):
         shapes = {name: x.shape for name, x in p.items()}
         raise ValueError(f"params_from_torch: {names}: got shapes {shapes}; expected those of a torch.nn.LSTM, GRU or RNN.")
@@ -122,9 +124,10 @@ def _to_torch(where: str, p: PyTree) -> dict[str, np.ndarray]:
             f"params_to_torch: params: got {got} in {where}; expected the parameters of an LSTM, a GRU or an ElmanRNN."
         )
     w, u, b = (_array(p[name]) for name in ("w", "u", "b"))
-    hidden, columns = u.shape
-    gates = columns // hidden
-    if gates not in _GATES or (gates == 3) != ("d" in p) or b.shape != (columns,) or w.shape[1:] != (columns,):
+    hidden, columns = u.shape if u.ndim == 2 else (0, 0)
+    gates = columns // max(hidden, 1)
+    fits = gates in _GATES and columns == gates * hidden and b.shape == w.shape[1:] == (columns,)
+    if not fits or (gates == 3) != ("d" in p) or np.shape(p.get("d", np.zeros(hidden))) != (hidden,):
         shapes = {name: np.shape(x) for name, x in p.items()}
         raise ValueError(
             f"params_to_torch: params: got shapes {shapes} in {where}; expected those of an LSTM, a GRU or an ElmanRNN."

@@ -11,7 +11,7 @@ from cavs._function.arrays import beyond_32_bits
 from cavs._graphs.arguments import optional_module
 from cavs._graphs.files import check_path, open_regular, replacing
 from cavs._graphs.pytree import PyTree
-from cavs._readers.names import describe_array, named_leaves, nested
+from cavs._readers.names import aval_of, describe_array, named_leaves, nested
 
 Params = TypeVar("Params")
 SAFETENSORS = "safetensors.flax"  # despite its name it needs only JAX; it is the module that supports bfloat16
@@ -44,6 +44,8 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
         if array.dtype.kind in "OSU":
             hint = "Write jax.random.key_data(key)" if key else "For an Equinox module write equinox.filter(module, is_array)"
             raise TypeError(f"save_params: params: got a {type(x).__name__} at {name!r}; expected only arrays. {hint}.")
+        if name == "__metadata__":
+            raise ValueError(f"save_params: params: got a leaf {name!r}, a name of safetensors' own; expected another name.")
         if array.dtype.name not in DTYPES:
             raise ValueError(
                 f"save_params: params: got {array.dtype} at {name!r}; expected one of {', '.join(DTYPES)}. Write "
@@ -77,6 +79,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         OSError: the file does not exist or is not a regular file.
         ImportError: safetensors is not installed.
     """
+    check_path("load_params", path, "Write load_params(path).")
     load_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("load_params")).load_file
     open_regular(path).close()
     try:
@@ -86,10 +89,8 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         raise ValueError(f"load_params: {os.fspath(path)} is not a complete safetensors file ({error}).") from error
     arrays = {name: _in_jax(x, f"load_params: {os.fspath(path)}: got an array {name!r}") for name, x in arrays.items()}
     if like is not None:
-        wanted = {  # in JAX
-            name: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
-            for name, x in named_leaves(like, "load_params: like").items()
-        }
+        avals = {name: aval_of(x, "load_params: like", name) for name, x in named_leaves(like, "load_params: like").items()}
+        wanted = {name: x.update(dtype=jax.dtypes.canonicalize_dtype(x.dtype)) for name, x in avals.items()}  # in JAX
         for name in [*wanted, *sorted(arrays)]:
             got, expected = (describe_array(tree.get(name)) for tree in (arrays, wanted))
             if got != expected:

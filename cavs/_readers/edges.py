@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cavs._graphs.checks import INT32_MAX, CycleError
 from cavs._graphs.counted import counted
+from cavs._graphs.files import check_path
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._readers.json_values import (
     are_targets,
@@ -175,9 +176,12 @@ def write_edges(graphs: Graphs, path: Path) -> None:
     Raises:
         TypeError: `graphs` is something else.
         ValueError: `edge_attr` or `x` has values that are not finite real numbers, or a label other values than these and NaN;
-            or integers of 2**63 and more.
+            or integers of 2**63 and more; or there are no values to show the shape of a row, as of edges if no graph has one.
     """
     check_graphs(graphs, "write_edges(graphs, path)")
+    check_path("write_edges", path, "Write write_edges(graphs, path).")
+    if not len(graphs):
+        return write_bytes(path, b"")  # without lines, which hold the fields
     for name in ("label", "graph_label"):
         if (rows := getattr(graphs, name)) is not None:
             check_finite(rows, name, or_nan=True)

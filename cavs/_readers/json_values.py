@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from cavs._graphs.checks import INT32_MAX
@@ -80,8 +81,8 @@ def id_values(ids: np.ndarray, names: Names) -> list[Any]:
 
 
 def as_values(array: np.ndarray) -> list[Any]:
-    """The rows of an array for JSON, `None` for NaN and for a row of NaN. Booleans are 0 and 1, as a reader expects numbers."""
-    array = array.astype(np.int64) if array.dtype == bool else array
+    """The rows of an array for JSON, `None` for NaN and for a row of NaN."""
+    array = _in_64_bits(array)
     if array.dtype.kind != "f":
         return array.tolist()
     missing, axes = np.isnan(array), tuple(range(1, array.ndim))
@@ -92,14 +93,21 @@ def as_values(array: np.ndarray) -> list[Any]:
 def check_finite(rows: np.ndarray, name: str, or_nan: bool = False) -> None:
     """Raises `ValueError` if a value of the field `name` is not a finite real number, and not NaN if that is allowed.
 
-    Or if it is an integer of more than 64 bits with its sign, which `read_edges` refuses.
+    Or if it is an integer of more than 64 bits with its sign, which `read_edges` refuses, or there are no values to show the
+    shape of a row.
     """
+    if not rows.size and np.shape(rows.tolist()) != rows.shape:
+        raise ValueError(
+            f"write_edges: {name}: got shape {rows.shape}; expected values, as JSON lines show the shape of rows by values. "
+            f"Write graphs.replace({name.split('/')[0]}=None), or cavs.io.save_npz, which stores any."
+        )
     if rows.dtype == np.uint64 and (rows > np.iinfo(np.int64).max).any():
         raise ValueError(
             f"write_edges: {name}: got the integer {rows.max()}; expected integers < 2**63, which read_edges reads. Write "
             "cavs.io.save_npz, which stores any."
         )
-    if rows.dtype.kind == "c" or (np.isinf(rows).any() if or_nan else not np.isfinite(rows).all()):
+    values = _in_64_bits(rows)
+    if values.dtype.kind == "c" or (np.isinf(values).any() if or_nan else not np.isfinite(values).all()):
         raise ValueError(
             f"write_edges: {name}: got {rows.dtype} with values that are not finite real numbers; expected such "
             f"numbers{', or NaN' * or_nan}. Write cavs.io.save_npz, which stores any."
@@ -109,4 +117,11 @@ def check_finite(rows: np.ndarray, name: str, or_nan: bool = False) -> None:
 def rows_for_json(rows: np.ndarray, name: str) -> list[Any]:
     """The rows of `Graphs.edge_attr` or of `Graphs.x` for JSON. Raises `ValueError` if a value is not a finite real number."""
     check_finite(rows, name)
-    return (rows.astype(np.int64) if rows.dtype == bool else rows).tolist()
+    return _in_64_bits(rows).tolist()
+
+
+def _in_64_bits(array: np.ndarray) -> np.ndarray:
+    """Returns booleans, bfloat16 and its like as int64 or float64, of which JSON has numbers. Others stay as they are."""
+    if array.dtype.kind in "iuc":
+        return array
+    return array.astype(np.int64 if array.dtype == bool or jnp.issubdtype(array.dtype, np.integer) else np.float64)

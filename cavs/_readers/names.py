@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cavs._graphs.pytree import PyTree
@@ -66,6 +67,18 @@ def named_leaves(tree: PyTree, argument: str) -> dict[str, Any]:
 def name_of(path: tuple[Any, ...]) -> str:
     """The keys, indices and field names of a leaf's path, joined by dots."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def aval_of(x: Any, argument: str, name: str) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of a leaf. JAX gives a number of Python a dtype.
+
+    Raises `TypeError` if it is neither an array nor a number. The message names the `argument`, and the leaf by its name.
+    """
+    if hasattr(x, "dtype"):
+        return jax.ShapeDtypeStruct(np.shape(x), x.dtype)
+    if isinstance(x, int | float | complex):
+        return jax.ShapeDtypeStruct((), jnp.result_type(x), weak_type=True)
+    raise TypeError(f"{argument}: got a {type(x).__name__} at {name!r}; expected arrays and numbers.")
 
 
 def describe_array(x: Any) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,8 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
         ValueError: a path has another suffix.
     """
     source: Any = path
-    paths: list[Path] = [source] if isinstance(path, str | os.PathLike) or hasattr(path, "read") else list(source)
+    several = isinstance(path, Iterable) and not isinstance(path, str) and not hasattr(path, "read")
+    paths: list[Path] = list(source) if several else [source]
     netlists = list(map(_read, paths))
     any_bench = any(bare_suffix(file) == ".bench" for file in paths)
     kind_index = {kind: i for i, kind in enumerate(_BENCH_KINDS if any_bench else _BENCH_KINDS[:1])}

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from cavs._graphs.files import check_path
 from cavs._graphs.graphs import NAMES, VALUES, Graphs, check_graphs
 from cavs._readers.names import arrays_by_name, nested
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
@@ -33,6 +34,7 @@ def save_npz(graphs: Graphs, path: Path) -> None:
         ValueError: an array has a dtype that NumPy's files do not store, such as bfloat16.
     """
     check_graphs(graphs, "save_npz(graphs, path)")
+    check_path("save_npz", path, "Write save_npz(graphs, path).")
     write_bytes(path, graphs_to_bytes(graphs))
 
 

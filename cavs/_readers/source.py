@@ -1,12 +1,13 @@
 """What all readers share: reading files (plain or `.gz`, strict UTF-8), and errors that name the line."""
 
+import contextlib
 import gzip
 import io
 import os
 import re
 import zlib
-from collections.abc import Iterable
-from typing import IO
+from collections.abc import Iterable, Iterator
+from typing import IO, cast
 
 from cavs._graphs.files import check_path, open_regular, write_whole
 
@@ -62,6 +63,21 @@ def open_file(path: Path) -> IO[bytes]:
     return open_regular(path, f"; expected one. Write: cat {os.fspath(path)} > FILE, and read that file")
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether the name of a file ends in `.gz`."""
+    return os.fspath(path).lower().endswith(".gz")
+
+
+@contextlib.contextmanager
+def decompressed(path: Path, file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """A context manager that yields the decompressed file. Raises `FormatError` if it is not valid gzip."""
+    try:
+        with gzip.GzipFile(fileobj=file) as out:
+            yield cast(IO[bytes], out)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise format_error(path, None, error, "a whole gzip file, as the name ends in .gz") from error
+
+
 def read_bytes(path: Path) -> bytes:
     """Reads all bytes of a file, and decompresses them if its name ends in `.gz`.
 
@@ -71,14 +87,11 @@ def read_bytes(path: Path) -> bytes:
     """
     with open_file(path) as file:
         data = file.read()
-    if not os.fspath(path).lower().endswith(".gz"):
+    if not is_compressed(path):
         return data
     most = max(ALLOWANCE, RATIO * len(data))
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            out = file.read(most + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise format_error(path, None, error, "a whole gzip file, as the name ends in .gz") from error
+    with decompressed(path, io.BytesIO(data)) as file:
+        out = file.read(most + 1)
     if len(out) > most:
         expected = f"at most {most} bytes when decompressed, {RATIO} times its size; if you trust it, decompress it yourself"
         raise format_error(path, None, f"{len(data)} bytes of gzip that decompress to more", expected)
@@ -144,6 +157,6 @@ def line_at(data: bytes, position: int) -> int:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file by `write_whole`, compressed if its name ends in `.gz`."""
-    if os.fspath(path).lower().endswith(".gz"):
+    if is_compressed(path):
         data = gzip.compress(data, mtime=0)
     write_whole(path, data)

@@ -1,15 +1,12 @@
 """Word vectors from a text file (GloVe or word2vec's text format): on each line a word and its values."""
 
 import codecs
-import gzip
-import os
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from cavs._readers.source import Path, format_error, open_file
+from cavs._readers.source import Path, decompressed, format_error, is_compressed, open_file
 
 # The most bytes of a line: a line of a small .gz file could otherwise expand to fill the memory.
 LONGEST = 1 << 20
@@ -38,10 +35,16 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
         words: the N words.
 
     Raises:
+        TypeError: `words` is a str, a set or no sequence, or has a word that is no str.
         FormatError: the file contains no vectors, or a line has no values, another number of values, or NaN or infinity.
         OSError: the file cannot be read, or is a pipe or a device.
     """
-    names = list(words)
+    listed = isinstance(words, Iterable) and not isinstance(words, str | set | frozenset)  # a set has another order each time
+    names = list(words) if listed else []
+    if not listed or not all(isinstance(word, str) for word in names):
+        raise TypeError(
+            f"read_vectors: words: got {words!r:.60}; expected a list of words. Write read_vectors(path, graphs.vocab)."
+        )
     exact: dict[str, list[int]] = {}
     lower: dict[str, list[int]] = {}
     for i, word in enumerate(names):
@@ -82,11 +85,8 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields the lines of a file, and their numbers."""
-    try:
-        with open_file(path) as raw, gzip.open(raw) if os.fspath(path).lower().endswith(".gz") else raw as file:
-            for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
-                if len(line) == LONGEST:
-                    raise format_error(path, number, line, f"a word and then its values in less than {LONGEST} bytes")
-                yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise format_error(path, None, error, "a whole gzip file, as the name ends in .gz") from error
+    with open_file(path) as raw, decompressed(path, raw) if is_compressed(path) else raw as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
+            if len(line) == LONGEST:
+                raise format_error(path, number, line, f"a word and then its values in less than {LONGEST} bytes")
+            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line

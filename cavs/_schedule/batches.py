@@ -3,9 +3,11 @@
 The library is called without the interpreter's lock.
 """
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -35,22 +37,36 @@ def compiled() -> bool:
     return schedule_library() is not None
 
 
-def sort_batch(graphs: Graphs, num_kinds: int, kinds: Kinds, fields: Sequence[str]) -> "CompiledBatch | ReferenceBatch":
-    """Sorts the vertices of a batch by height and kind.
+@contextlib.contextmanager
+def sorted_batch(
+    graphs: Graphs, num_kinds: int, kinds: Kinds, fields: Sequence[str]
+) -> "Iterator[CompiledBatch | ReferenceBatch]":
+    """A context manager that sorts the vertices of a batch by height and kind, and frees the memory of the library at the end.
+
+    It is freed here and not in a `__del__`, in which Python loses a Ctrl-C.
 
     `kinds`: as in `cavs.schedule`. `fields`: the fields of the graphs that the schedule includes.
     """
     if not compiled():
-        return ReferenceBatch(graphs, num_kinds, kinds)
-    return CompiledBatch(Source(graphs, num_kinds, kinds, fields))
+        yield ReferenceBatch(graphs, num_kinds, kinds)
+        return
+    source = Source(graphs, num_kinds, kinds, fields)
+    try:
+        batch = CompiledBatch(source)
+        try:
+            yield batch
+        finally:
+            batch.close()
+    finally:
+        source.close()
 
 
 def schedule_batch(graphs: Graphs, options: Options) -> Schedule:
     """Schedules a batch in a shape of its own, or in one of `options.shapes`."""
     names = kind_names(graphs, options.kinds)
-    batch = sort_batch(graphs, len(names), options.kinds, options.fields)
-    shape = shape_of(batch.sizes, batch.cut, names, graphs, options)
-    return Schedule(batch.write(shape), shape)
+    with sorted_batch(graphs, len(names), options.kinds, options.fields) as batch:
+        shape = shape_of(batch.sizes, batch.cut, names, graphs, options)
+        return Schedule(batch.write(shape), shape)
 
 
 class StackScheduler:
@@ -67,6 +83,8 @@ class StackScheduler:
         self._graphs, self._options, self._threads = graphs, options, threads
         self._num_kinds, self._memory = len(kind_names(graphs, options.kinds)), Recycled(pinned if for_gpu else aligned)
         self._source = Source(graphs, self._num_kinds, options.kinds, options.fields) if compiled() else None
+        if self._source is not None:  # at exit, a thread may still read it
+            weakref.finalize(self._source, _library().cavs_forget, self._source.data).atexit = False
 
     def stack(self, batches: Sequence[np.ndarray], shape: Shape, room: int | None = None) -> np.ndarray:
         """Returns the integers of the schedules of several batches, (batches, length) int32.
@@ -109,7 +127,7 @@ class Source:
     """
 
     def __init__(self, graphs: Graphs, num_kinds: int, kinds: Kinds, fields: Sequence[str]):
-        self._library, self.data = _library(), ctypes.c_void_p()
+        self.data = ctypes.c_void_p()
         vertices, edges = len(graphs.height), len(graphs.children)
         kind = scheduled_kinds(graphs, kinds)
         offsets = [(graphs.vertex_offsets, len(graphs) + 1), (graphs.child_offsets, vertices + 1)]
@@ -120,10 +138,11 @@ class Source:
         pointers = [None if x is None else _address(x) for x in checked]
         arrays = GraphArrays(len(graphs), vertices, edges, num_kinds, *pointers[:5], (ctypes.c_void_p * 3)(*pointers[5:]))
         self.num_kinds, self.num_graphs = num_kinds, len(graphs)
-        _check(self._library.cavs_read(arrays, self.data))
+        _check(_library().cavs_read(arrays, self.data))
 
-    def __del__(self) -> None:
-        self._library.cavs_forget(self.data)
+    def close(self) -> None:
+        """Frees the memory of the library."""
+        _library().cavs_forget(self.data)
 
 
 def _checked(x: np.ndarray | None, dtype: type, count: int) -> np.ndarray | None:
@@ -149,12 +168,16 @@ class CompiledBatch:
     def __init__(self, source: Source):
         self._library, self._source, self._batch = _library(), source, ctypes.c_void_p()
         facts = np.empty(5 + 3 * source.num_kinds, np.int64)
-        _check(self._library.cavs_open(source.data, None, source.num_graphs, _address(facts), self._batch))
+        status = self._library.cavs_open(source.data, None, source.num_graphs, _address(facts), self._batch)
+        if status:
+            self.close()
+        _check(status)
         vertices, height, fan_in, rooted, forest, *counts = facts.tolist()
         per_kind = [tuple(counts[i : i + source.num_kinds]) for i in range(0, len(counts), source.num_kinds)]
         self.sizes = BatchSizes(source.num_graphs, vertices, height, fan_in, bool(rooted), bool(forest), *per_kind)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Frees the memory of the library."""
         self._library.cavs_close(self._batch)
 
     def cut(self, cut: Cut) -> int:

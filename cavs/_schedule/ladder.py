@@ -12,7 +12,7 @@ import numpy as np
 
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import SMALL_FAN_IN, Graphs
-from cavs._schedule.batches import sort_batch
+from cavs._schedule.batches import sorted_batch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape
 from cavs._schedule.shape_choice import Kinds, NoRoom, Options, counts_of, kind_names, shape_for, sums
@@ -53,11 +53,11 @@ def schedule_into(graphs: Graphs, shapes: Sequence[Shape]) -> Schedule | None:
     if adapted is None:
         return None
     first = shapes[0]
-    batch = sort_batch(adapted, len(first.kinds), _kinds_of(first), first.fields)
-    for shape in shapes:
-        with contextlib.suppress(NoRoom):
-            batch.cut(Cut(shape.classes))
-            return Schedule(batch.write(shape), shape)
+    with sorted_batch(adapted, len(first.kinds), _kinds_of(first), first.fields) as batch:
+        for shape in shapes:
+            with contextlib.suppress(NoRoom):
+                batch.cut(Cut(shape.classes))
+                return Schedule(batch.write(shape), shape)
     return None
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from cavs._graphs.checks import array_of
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.draw import bars
 from cavs._graphs.graphs import Graphs
@@ -281,28 +282,35 @@ def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int,
     if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         bits = _padded(function, jax.random.key_data(array), fill, count, size, expected)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
-    rows = np.asarray(array)
+    rows = array_of(f"{function}: array", array)
     if rows.shape[:1] != (count,):
         method = function.removeprefix("Schedule.")
         got, write = "None" if array is None else f"shape {rows.shape}", ""
         if isinstance(array, dict):
             got, write = "a dict", f" For a pytree of arrays, write jax.tree.map(sched.{method}, rows)."
         raise ValueError(f"{function}: array: got {got}; expected ({count}, ...), {expected}.{write}")
-    if rows.dtype.kind in "biu" and not _holds(rows.dtype, fill):
+    if not _holds(rows.dtype, fill):
         raise ValueError(
             f"{function}: fill: got {fill!r}; expected a value of {rows.dtype}, which the array has. Write array.astype(...), "
             "or another fill."
         )
-    out = np.full((size, *rows.shape[1:]), fill, rows.dtype)
+    out = np.full((size, *rows.shape[1:]), fill, rows.dtype.newbyteorder("="))  # JAX refuses any other byte order
     out[:count] = rows
     return out
 
 
 def _holds(dtype: np.dtype, value: ArrayLike) -> bool:
-    """Whether a dtype of integers or booleans has the number `value`, which NumPy would wrap around or round."""
+    """Whether an array of a dtype can hold the number `value`. NumPy would wrap integers around, and drop imaginary parts."""
     number = np.asarray(value)
-    with np.errstate(invalid="ignore"):
-        return number.dtype.kind in "biuf" and np.array_equal(number.astype(dtype), number)
+    if dtype.kind in "OSU":
+        return True
+    if number.dtype.kind in "OSU" or number.dtype.kind == "c" != dtype.kind:
+        return False
+    with np.errstate(invalid="ignore", over="ignore"):
+        held = number.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):  # which rounds
+        return bool((np.isfinite(held) | ~np.isfinite(number)).all())
+    return np.array_equal(held, number)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -385,13 +393,15 @@ def in_total(by_kind: list[KindPadding]) -> KindPadding:
 def explain_padding(sched: Schedule) -> str:
     """Returns the padding of each kind and level as lines of text."""
     table, by_kind, lines = task_table(sched), padding_of(sched), []
+    inner = np.flatnonzero(table["level"])
     for kind, (name, padding) in enumerate(zip(sched.shape.kinds, by_kind, strict=True)):
         lines += [f"Kind {name!r}:"] * bool(name)
         lines.append(f"leaves, one batch: {padding.leaves}")
         lines.append(f"vertices with children, one batch in each of the eager and the lazy part: {padding.batches}")
         lines.append(f"vertices with children, in tasks: {padding.levels}")
-        for level in np.unique(table["level"][(table["kind"] == kind) & (table["level"] > 0)]).tolist():
-            of_level = (table["kind"] == kind) & (table["level"] == level)
+        tasks_of_kind = inner[table["kind"][inner] == kind]  # sorted by level
+        levels, begins = np.unique(table["level"][tasks_of_kind], return_index=True)
+        for level, of_level in zip(levels.tolist(), np.split(tasks_of_kind, begins)[1:], strict=True):
             widths = table["width"][of_level].tolist()
             tasks = " + ".join(f"{widths.count(w)} x {w}" if widths.count(w) > 1 else f"{w}" for w in dict.fromkeys(widths))
             lines.append(f"  level {level}: {Filled(int(table['size'][of_level].sum()), sum(widths))}, tasks {tasks}")
