@@ -58,6 +58,8 @@ def errors_named(path: str | os.PathLike[str], temporary: str | None = None) -> 
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # NumPy's, which are texts
+            raise OSError(f"{os.fspath(path)}: {error}") from error
         if error.filename in (None, temporary):
             error.filename = os.fspath(path)
         raise
