@@ -101,6 +101,29 @@ def test_loops_that_have_no_end_for_padding() -> None:
     assert len(shapes) == 1
 
 
+@pytest.mark.parametrize("engine", ["scan", *([] if native_unavailable() else ["native"])])
+def test_gradients_of_loops_that_have_no_end_for_leaves(engine: str) -> None:
+    """Leaves gather zeros, for which the loop of a kind without leaves has no end."""
+
+    def inner(p: Any, v: cavs.Vertex) -> None:
+        h = jax.nn.sigmoid(v.gather(0) * p + v.pull())
+        v.scatter(h)
+        doubled = jax.lax.while_loop(lambda y: y < 1, lambda y: 2 * y, jax.lax.stop_gradient(v.gather(0)))
+        v.push(h * doubled * p)
+
+    def leaf(p: Any, v: cavs.Vertex) -> None:
+        v.scatter(jax.nn.sigmoid(v.pull()))
+        v.push(v.pull() * p)
+
+    F, graphs = cavs.VertexFunction({"inner": inner, "leaf": leaf}, state=(), arity=1), cavs.from_lengths([5, 3])
+    graphs = graphs.replace(kind=(graphs.height == 0).astype(np.int32), kind_names=("inner", "leaf"))
+    dtype = np.float32 if engine == "native" else np.float64
+    x, p = np.linspace(-1, 1, 8, dtype=dtype), dtype(0.5)
+    got = jax.grad(lambda p: cavs.run(F, p, cavs.schedule(graphs), x, engine=engine).sum())(p)
+    want = jax.grad(lambda p: cavs.interpret(F, p, graphs, x).sum())(p)
+    assert_close(got, want, 1e-6 if engine == "native" else 1e-12)
+
+
 def test_labels_in_a_small_schedule_reach_no_gradient() -> None:
     """Zeros that XLA does not know are made from the integers of the schedule, whatever these are."""
     graphs, program = cavs.from_lengths([5], label=np.full(5, -1)), PROGRAMS["LSTM"]

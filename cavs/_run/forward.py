@@ -115,8 +115,8 @@ def _static_and_eager(
     eager_rows: list[list[Values]] = []
     static: list[Transpose] = []
     eager: list[Transpose] = []
-    for k, part in enumerate(batch.parts):
-        values, vjp = with_vjp(functools.partial(static_values, part), save, (arrays.params,))
+    for k, (part, of_part) in enumerate(zip(batch.parts, batch.rows, strict=True)):
+        values, vjp = with_vjp(functools.partial(static_values, part, of_part), save, (arrays.params,))
         statics.append(values)
         static += vjp
         rows, vjp = engine.eager_part(batch, k, values, arrays.inputs, arrays.edges, save)

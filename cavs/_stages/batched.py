@@ -26,6 +26,9 @@ def leaf_function(
     """
 
     def leaf(params: Arrays, pulled: Arrays) -> tuple[Arrays, Arrays]:
+        if not size:  # a loop over the zeros that leaves gather might never end
+            empty = ([jnp.zeros((0, *x.aval.shape), x.aval.dtype) for x in outs] for outs in (role.states, role.pushes))
+            return tuple(empty)
         env = (
             dict(role.program.consts)
             | dict(zip(role.params, params, strict=True))
@@ -54,8 +57,10 @@ def static_variables(part: Split) -> list[Var]:
     return list(dict.fromkeys([*part.recurrent.statics, *read]))
 
 
-def static_values(part: Split, params: Arrays) -> Arrays:
-    """Evaluates the static part. Returns the values of `static_variables(part)`."""
+def static_values(part: Split, rows: Rows, params: Arrays) -> Arrays:
+    """Evaluates the static part. Returns the values of `static_variables(part)`; zeros if there are no `rows` that read them."""
+    if not rows.size:
+        return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in static_variables(part)]
     env = dict(part.role.program.consts) | dict(zip(part.role.params, params, strict=True))
     wanted = static_variables(part)
     evaluate(needed(part.static_eqns, wanted)[0], env, {})
