@@ -124,6 +124,41 @@ def test_gradients_of_loops_that_have_no_end_for_leaves(engine: str) -> None:
     assert_close(got, want, 1e-6 if engine == "native" else 1e-12)
 
 
+@jax.custom_vjp
+def twice(x: jax.Array) -> jax.Array:
+    return 2 * x
+
+
+def _doubled(x: jax.Array, ct: jax.Array) -> tuple[jax.Array]:
+    """Has no end where both are 0."""
+    return (ct * jax.lax.while_loop(lambda y: y < 1, lambda y: 2 * y, jnp.abs(ct) + x),)
+
+
+twice.defvjp(lambda x: (2 * x, x), _doubled)
+
+
+@pytest.mark.parametrize("edges", [False, True])
+def test_loops_in_the_backward_that_have_no_end_for_padding(edges: bool) -> None:
+    """The first vertices of a kind are fewer than the rows of their task."""
+
+    def rare(p: Any, v: cavs.Vertex) -> None:
+        child = v.gather_all(twice) if edges else twice(v.gather(0))
+        h = 0.1 + jax.nn.sigmoid(child * p + v.pull())
+        v.scatter(h)
+        v.push(twice(h))
+
+    def usual(p: Any, v: cavs.Vertex) -> None:
+        v.scatter(0.1 + jax.nn.sigmoid(v.gather_all() * p + v.pull()))
+        v.push(v.pull())
+
+    F, graphs = cavs.VertexFunction({"usual": usual, "rare": rare}, state=(), arity=1), cavs.from_lengths([4] * 64)
+    graphs = graphs.replace(kind=(np.arange(256) == 1).astype(np.int32), kind_names=("usual", "rare"))
+    sched, x = cavs.schedule(graphs), np.linspace(-1, 1, 256)
+    assert sched.shape.classes[-1][0] > 1 == padding_of(sched)[1].levels.vertices
+    got = jax.grad(lambda p, x: cavs.run(F, p, sched, x, engine="scan").sum(), (0, 1))(0.5, x)
+    assert_close(got, jax.grad(lambda p, x: cavs.interpret(F, p, graphs, x).sum(), (0, 1))(0.5, x), 1e-12)
+
+
 def test_labels_in_a_small_schedule_reach_no_gradient() -> None:
     """Zeros that XLA does not know are made from the integers of the schedule, whatever these are."""
     graphs, program = cavs.from_lengths([5], label=np.full(5, -1)), PROGRAMS["LSTM"]

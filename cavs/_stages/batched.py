@@ -58,7 +58,7 @@ def static_variables(part: Split) -> list[Var]:
 
 
 def static_values(part: Split, rows: Rows, params: Arrays) -> Arrays:
-    """Evaluates the static part. Returns the values of `static_variables(part)`; zeros if there are no `rows` that read them."""
+    """Evaluates the static part. Returns the values of `static_variables(part)`; zeros if there are no `rows` to read them."""
     if not rows.size:
         return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in static_variables(part)]
     env = dict(part.role.program.consts) | dict(zip(part.role.params, params, strict=True))

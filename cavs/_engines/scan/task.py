@@ -7,18 +7,19 @@ import jax
 import jax.numpy as jnp
 
 from cavs._function.cut_parts import StoredCuts, stored_cuts
-from cavs._function.domains import EDGE, ROW, Domains
+from cavs._function.domains import EDGE, ROW, Domains, domain_of
 from cavs._function.evaluate import column, evaluate, turned_weights, value_at
 from cavs._function.keeping import reused
 from cavs._function.split import Split
 from cavs._function.vertex import Optimizations
+from cavs._jaxpr.costs import may_repeat
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env, Eqn, Var, is_var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, merged
 from cavs._stages.entrance import Memory, apart, barred, entrance, fixed, kept_values, together
 from cavs._stages.lazy import OwnRows, lazy_gradients
-from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, window, write
+from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, repeated, window, write
 
 T = TypeVar("T")
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
@@ -134,16 +135,19 @@ def run_task(
     row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift
     edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
     span = RowSpan(start, width, edge_start, edges)
-    env = _known(kind, memory, g, span, row)
+    known = _known(kind, memory, g, span, row)
     places = part.forward.places
-    before = {cut: together([env[v] for v in places[n]], cut.aval.shape) for cut, n in kind.reused.items()}
+    before = {cut: together([known[v] for v in places[n]], cut.aval.shape) for cut, n in kind.reused.items()}
     segments = span.segments(rows) if part.gathers_all else None
-    evaluate(kind.eqns, env, domain, segments, width, kind.turned, fusion=options.fusion)
-
     in_task, edges_in_task = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
+    env = dict(known)
+    if not all(map(may_repeat, kind.eqns)):  # loops may never end for rows that are not the task's
+        own = {ROW: in_task, EDGE: edges_in_task}
+        env |= {v: repeated(x, own[domain[v]], x[-1:]) for v, x in known.items() if domain_of(v, domain) in own}
+    evaluate(kind.eqns, env, domain, segments, width, kind.turned, fusion=options.fusion)
     values = {v: value_at(v, want, span.size_in(want), env, domain) for v, want in kind.cuts.domain.items()}
     for v, i in kind.own.items():  # rows that are not the task's may belong to its children, or others
-        g = g | {i: write(g[i], jnp.where(column(in_task, values[v]), values[v], env[part.reverse.state_cts[i]]), row)}
+        g = g | {i: write(g[i], jnp.where(column(in_task, values[v]), values[v], known[part.reverse.state_cts[i]]), row)}
     g = _with_children(kind, g, span, in_task, edges_in_task, env)
     new_cuts = []
     for v, b in zip(kind.stored, cuts[kind.number], strict=True):
