@@ -22,7 +22,7 @@ def check_type(argument: str, value: object, kind: Any, expected: str) -> None:
         raise TypeError(f"{argument}: got a {type(value).__name__}; expected {expected}.")
 
 
-def array_of(name: str, value: ArrayLike | Iterable[int]) -> np.ndarray:
+def array_of(name: str, value: Any) -> np.ndarray:
     """Returns `value` as an array.
 
     Raises `ValueError` if it is lists of different lengths, or a part of it is masked, and `TypeError` if it is no array of

@@ -27,8 +27,10 @@ def leaf_function(
 
     def leaf(params: Arrays, pulled: Arrays) -> tuple[Arrays, Arrays]:
         if not size:  # a loop over the zeros that leaves gather might never end
-            empty = ([jnp.zeros((0, *x.aval.shape), x.aval.dtype) for x in outs] for outs in (role.states, role.pushes))
-            return tuple(empty)
+            states, pushes = (
+                [jnp.zeros((0, *x.aval.shape), x.aval.dtype) for x in outs] for outs in (role.states, role.pushes)
+            )
+            return states, pushes
         env = (
             dict(role.program.consts)
             | dict(zip(role.params, params, strict=True))
