@@ -19,6 +19,8 @@ from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var, opened
 from cavs._memory.sub_batches import summed_over_parts
 from cavs.kernels import ELEMENTWISE
 
+# The persistent kernels compute the primitives of the set; engine `persistent` writes these others with them.
+_ELEMENTWISE = ELEMENTWISE | {"cbrt", "erfc", "expm1", "is_finite", "log1p", "pow", "tan"}
 _LARGE = 1 << 20  # bytes of logits that are worth a loop
 _ROWS = 512  # of a block, at least: for products of fewer, the sum of the weights' gradients would take most of the time
 _WIDE = 8  # other values are computed by blocks, too, if they have this share of the logits' bytes
@@ -109,7 +111,7 @@ class RowLoss:
             return self.axis.get(x) == axis
         self.axis[x] = axis
         eqn = self._made.get(x)
-        if eqn is None or bytes_of_var(x) < self._large or eqn.primitive.name not in ELEMENTWISE | {*_SHAPES}:
+        if eqn is None or bytes_of_var(x) < self._large or eqn.primitive.name not in _ELEMENTWISE | {*_SHAPES}:
             return True
         axes = _operand_axes(eqn, axis)
         if axes is None:
@@ -166,7 +168,7 @@ def _operand_axes(eqn: Eqn, axis: int) -> list[int | None] | None:
     shapes = [x.aval.shape for x in eqn.invars]
     if params.get("sharding") is not None or params.get("out_sharding") is not None:
         return None
-    if name in ELEMENTWISE:
+    if name in _ELEMENTWISE:
         return [axis if s else None for s in shapes] if all(s in ((), shape) for s in shapes) else None
     if name == "iota":
         return [] if params["dimension"] != axis else None
