@@ -19,7 +19,7 @@ from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var, opened
 from cavs._memory.sub_batches import summed_over_parts
 from cavs.kernels import ELEMENTWISE
 
-# The persistent kernels compute the primitives of the set; engine `persistent` writes these others with them.
+# Primitives that act on each element alone: those that the kernels compute, and those that engine `persistent` rewrites.
 _ELEMENTWISE = ELEMENTWISE | {"cbrt", "erfc", "expm1", "is_finite", "log1p", "pow", "tan"}
 _LARGE = 1 << 20  # bytes of logits that are worth a loop
 _ROWS = 512  # of a block, at least: for products of fewer, the sum of the weights' gradients would take most of the time

@@ -100,6 +100,6 @@ def _power(exponent: float, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _tail_of_erfc(x: jax.Array) -> jax.Array:
-    """Computes `lax.erfc` from 1.5 on, by its continued fraction: 1 - erf(x) would have no correct digits."""
+    """Computes `lax.erfc` from 1.5 on, by its continued fraction: 1 - erf(x) loses digits there, and all of them from 4 on."""
     fraction = functools.reduce(lambda below, n: x + n / 2 / below, range(12, 0, -1), x)
     return jnp.exp(-x * x) / (np.sqrt(np.pi).astype(np.float32) * fraction)
