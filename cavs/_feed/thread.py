@@ -135,7 +135,7 @@ def closed_at_exit(loop: Loop) -> Loop:
 
 @atexit.register
 def _close() -> None:
-    for reference in [*_open]:
+    for reference in _open.copy():
         with contextlib.suppress(ValueError):  # another thread runs it
             if loop := reference():
                 loop.close()

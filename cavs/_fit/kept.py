@@ -192,7 +192,7 @@ def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
         like: a pytree of arrays, or of their shapes, with the structure of what [`cavs.data.Keeper.score`][] got as `best`.
 
     Raises:
-        KeeperError: there is no such file; it is damaged, of another run, of another structure.
+        KeeperError: there is no such file; it is damaged, of another run, or of another structure.
         OSError: the file cannot be read.
     """
     check_path("restore_best", folder, argument="folder", what="a folder")
