@@ -95,8 +95,9 @@ def _power(exponent: float, x: jax.Array, y: jax.Array) -> jax.Array:
     near = jnp.where(jnp.abs(y) < 2.0**24, y, 0.0).astype(jnp.int32)  # larger numbers are even
     is_whole = (near.astype(x.dtype) == y) | (jnp.abs(y) >= 2.0**24)
     size = jnp.where((y == 0) | (jnp.abs(x) == 1), 1.0, jnp.exp(y * jnp.log(jnp.abs(x))))
-    of_negative = jnp.where(is_whole, jnp.where((near & 1) == 1, -size, size), jnp.nan)
-    return jnp.where(x < 0, of_negative, size)
+    is_negative = (x < 0) | ((x == 0) & (1 / x < 0))  # or -0.0
+    is_root = (x < 0) & (x > -jnp.inf) & ~is_whole
+    return jnp.where(is_root, jnp.nan, jnp.where(is_negative & ((near & 1) == 1) & is_whole, -size, size))
 
 
 def _tail_of_erfc(x: jax.Array) -> jax.Array:
