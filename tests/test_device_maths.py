@@ -170,6 +170,48 @@ def test_kernels_compute_what_was_rewritten() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
 
 
+def counting(p: Any, v: cavs.Vertex) -> None:
+    """A tree that also counts in integers. A number of `p` and a vector of `p` are constants of its kernels."""
+    below, more = v.gather(0), v.pull()["more"]
+    count = below["count"] * 3 + p["number"] - p["vector"]
+    h = jnp.tanh(v.pull()["x"] + below["h"] @ p["w"]) * jnp.where(p["flag"], jnp.sin(count.astype(jnp.float32)), 1)
+    v.scatter({"h": h, "count": count + more.astype(jnp.int32)})
+    v.push((h, count))
+
+
+def counted(dtype: Any) -> tuple[cavs.VertexFunction, Any, cavs.Schedule, Any]:
+    state = {"h": (16,), "count": jax.ShapeDtypeStruct((16,), np.int32)}
+    graphs, rng = joined([random_binary_tree(5, seed=n) for n in range(3)]), np.random.default_rng(0)
+    number, vector = np.int32(2**24 + 1), np.arange(2**24 - 3, 2**24 + 13, dtype=np.int32)
+    p = {"w": rng.normal(0, 0.3, (16, 16)).astype(np.float32), "number": number, "vector": vector, "flag": vector % 3 == 0}
+    x = rng.normal(size=(graphs.num_vertices, 16)).astype(np.float32)
+    sched = cavs.schedule(graphs, scripts=True)
+    return cavs.VertexFunction(counting, state=state, arity=2), p, sched, {"x": x, "more": np.ones(x.shape, dtype)}
+
+
+@pytest.mark.skipif(persistent.unsupported(H200) is not None, reason=str(persistent.unsupported(H200)))
+def test_integers_and_booleans_among_parameters_are_exact() -> None:
+    """Above 2**24, float32 does not hold all integers."""
+    vertex, p, sched, x = counted(np.int32)
+    (h, count), want = (cavs.run(vertex, p, sched, x, engine=e) for e in (Persistent(interpret="tests.pallas_device"), "scan"))
+    np.testing.assert_array_equal(count, want[1])
+    np.testing.assert_allclose(h, want[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint32", "float16", "bfloat16"])
+@pytest.mark.skipif(persistent.unsupported(H200) is not None, reason=str(persistent.unsupported(H200)))
+def test_states_of_other_dtypes_do_not_fit(dtype: str) -> None:
+    def passing_on(p: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.pull()["x"] + v.gather(0)["h"] @ p["w"] + v.gather(0)["more"].astype(jnp.float32))
+        v.scatter({"h": h, "more": v.pull()["more"]})
+        v.push(h)
+
+    _, p, sched, x = counted(dtype)
+    vertex = cavs.VertexFunction(passing_on, state={"h": (16,), "more": jax.ShapeDtypeStruct((16,), dtype)}, arity=2)
+    with pytest.raises(ValueError, match=f"float32 values are needed, with int32 and bool beside them, not {dtype}"):
+        cavs.run(vertex, p, sched, x, engine=Persistent(interpret="tests.pallas_device"))
+
+
 @pytest.mark.skipif(persistent.unsupported(H200) is not None, reason=str(persistent.unsupported(H200)))
 def test_what_fits_the_kernels_compiles_for_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """All maths of this module, in one F: Pallas lowers the kernels of its forward and backward."""

@@ -137,16 +137,15 @@ class Values:
         self._issued[load] = [self._terms(load.source, dtype, b) for b in range(count)]
 
     def _arrived(self, load: Load) -> Blocks:
-        """A loaded value. In memory, bools are int32, and all constants form one vector of float32."""
+        """A loaded value. In memory, bools are int32, and all constants form one vector, which holds the bits of integers."""
         if load not in self._issued:
             self._issue(load)
         x, terms = load.value, self._issued[load]
         values = self._each(x, lambda b: functools.reduce(operator.add, terms[b]))
-        if dtype_of(x) == np.bool_:
-            return self._each(x, lambda b: values.flat[b] != 0)
         if isinstance(load.source, ConstantRead) and dtype_of(x) != np.float32:
-            return self._each(x, lambda b: values.flat[b].astype(dtype_of(x)))
-        return values
+            bits = values
+            values = self._each(x, lambda b: lax.bitcast_convert_type(bits.flat[b], jnp.int32))
+        return self._each(x, lambda b: values.flat[b] != 0) if dtype_of(x) == np.bool_ else values
 
     def _terms(self, source: Source, dtype: np.dtype, b: int) -> list[jax.Array]:
         """The arrays whose sum is a block of a loaded value."""

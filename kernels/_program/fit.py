@@ -1,10 +1,10 @@
 """Which equations the persistent kernels can compute; each refusal names the equation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from cavs.kernels._program.jaxprs import STATIC, Domains, Eqn, Var, aval, describe, domain_of, is_var
+from cavs.kernels._program.jaxprs import STATIC, Atom, Domains, Eqn, Var, aval, describe, domain_of, is_var
 from cavs.kernels._program.operations import ConstantRead, Source
 from cavs.kernels._program.widths import padded_unit, unit_width
 
@@ -29,9 +29,13 @@ def check_known(eqn: Eqn) -> None:
     name = eqn.primitive.name
     if name not in {*ELEMENTWISE, *STRUCTURE, *ACROSS, *REDUCTIONS, "dot_general"}:
         raise Unfit(f"{describe(eqn)}: the primitive {name} has no device code")
-    for v in eqn.outvars:
-        if aval(v).dtype not in (np.float32, np.int32, np.bool_):
-            raise Unfit(f"{describe(eqn)}: float32 values are needed, with int32 and bool beside them")
+    check_dtypes((*eqn.outvars, *filter(is_var, eqn.invars)), describe(eqn))
+
+
+def check_dtypes(values: Iterable[Atom], where: str) -> None:
+    """Raises `Unfit` if one of some values has a dtype that the kernels do not load, compute and store."""
+    if other := [v for v in values if aval(v).dtype not in (np.float32, np.int32, np.bool_)]:
+        raise Unfit(f"{where}: float32 values are needed, with int32 and bool beside them, not {aval(other[0]).dtype}")
 
 
 def check(eqn: Eqn, domains: Domains, unit: int) -> None:

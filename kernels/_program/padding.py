@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import ShapedArray
 
 from cavs.kernels._program.operations import LevelProgram
@@ -32,7 +33,9 @@ def rows_from_memory(x: jax.Array, program: LevelProgram, aval: ShapedArray | ja
 
 
 def constant_in_memory(x: jax.Array, program: LevelProgram) -> jax.Array:
-    """Returns a value that is the same for all rows as a flat vector."""
+    """Returns a value that is the same for all rows as a flat vector of float32, which holds the bits of other types."""
+    if x.dtype != jnp.float32:
+        x = lax.bitcast_convert_type(x.astype(jnp.int32), jnp.float32)
     return jnp.reshape(x, -1) if jnp.size(x) == 1 else _padded(jnp.reshape(x, (1, -1)), program).reshape(-1)
 
 

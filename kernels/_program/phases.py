@@ -19,6 +19,7 @@ from cavs.kernels._program.fit import (
     REDUCTIONS,
     STRUCTURE,
     check,
+    check_dtypes,
     check_known,
     contracted_axis,
     is_product,
@@ -83,6 +84,7 @@ def cut(
     """
     for e in eqns:
         check_known(e)
+    check_dtypes(outputs, "a state, or what a vertex pushes")
     valid, unit = unit_of(eqns, domains, sources, multiple)
     for e in eqns:
         check(e, domains, valid)
