@@ -60,6 +60,9 @@ def test_a_state_that_a_step_has_taken_is_named():
         (lambda: cavs.io.read_netlist(io.StringIO("")), TypeError, "path: got a StringIO; expected the path of a file"),
         (lambda: cavs.read(None), TypeError, "path: got a NoneType; expected the path of a file"),
         (lambda: loader(5, shuffle="no"), TypeError, "Loader: shuffle: got 'no'; expected True or False"),
+        (lambda: cavs.data.step(lambda s, b: (s, b), donate="no"), TypeError, "step: donate: got 'no'; expected True or False"),
+        (lambda: cavs.read_trees(["(1 a)"], cache=0), TypeError, "read_trees: cache: got 0; expected True or False"),
+        (lambda: cavs.io.read_tagged("a.txt", labelled="no"), TypeError, "read_tagged: labelled: got 'no'; expected True or"),
         (
             lambda: cavs.io.save_params("w.safetensors", {}),
             TypeError,
@@ -128,6 +131,18 @@ def test_copies_of_loaders_over_iterators_are_refused():
         ):
             copied(one)
     assert len([*one]) == 3
+
+
+class Slotted(cavs.data.Loader):
+    __slots__ = ("name",)
+
+
+def test_copies_of_a_subclass_have_what_it_keeps_in_slots():
+    """A copy had none of it."""
+    one = Slotted(GRAPHS, 4)
+    one.name, one.other = "train", 3
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert (other.name, other.other, other.state()) == ("train", 3, one.state())
 
 
 def test_a_mesh_is_copied_but_not_pickled():

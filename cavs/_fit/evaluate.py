@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, overload
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._feed.batches import Batches, check_bits
 from cavs._feed.loader import Loader
@@ -206,12 +207,18 @@ def _check(function: str, fun: Any, params: PyTree, loader: Any) -> None:
 
 
 def _placed(params: PyTree, loader: Loader) -> PyTree:
-    """Returns parameters as a loader without a mesh needs them: of one device, if each device of a mesh has them in full."""
+    """Returns parameters on the devices of a loader: of one device if each device of a mesh has them in full, or of its mesh."""
+    mesh = loader._settings.mesh
 
-    def of_one(x: Any) -> Any:
-        return x.addressable_data(0) if of_mesh(x) and x.is_fully_replicated else x
+    def placed(x: Any) -> Any:
+        if mesh is None:
+            return x.addressable_data(0) if of_mesh(x) and x.is_fully_replicated else x
+        if not isinstance(x, jax.Array) or not x.committed:
+            return x
+        same = isinstance(x.sharding, NamedSharding) and np.array_equal(x.sharding.mesh.devices, mesh.devices)
+        return x if same else jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
 
-    return params if loader._settings.mesh is not None else jax.tree.map(of_one, params)
+    return jax.tree.map(placed, params)
 
 
 def _check_metrics(metrics: Any, stacked: bool) -> None:

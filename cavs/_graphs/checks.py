@@ -22,6 +22,12 @@ def check_type(argument: str, value: object, kind: Any, expected: str) -> None:
         raise TypeError(f"{argument}: got a {type(value).__name__}; expected {expected}.")
 
 
+def check_bool(argument: str, value: object) -> None:
+    """Raises `TypeError` if `value` is no bool: a text such as "no" would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{argument}: got {value!r:.80}; expected True or False.")
+
+
 def array_of(name: str, value: Any) -> np.ndarray:
     """Returns `value` as an array.
 
