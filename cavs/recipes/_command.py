@@ -33,7 +33,7 @@ ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.Budge
 # The arguments that a `ProgramError` begins with, as the user writes them.
 FLAGS = {name: flag(name, part=True) for name in ("train", "dev", "test", "program", "layers")}
 FLAGS["inputs"] = "--embedding-size"
-FILES_OF_A_RUN = (*cavs.data.Keeper.FILES, LOG, TEST, CURVE)
+FILES_OF_A_RUN = (*cavs.data.Keeper.FILES, ".lock", LOG, TEST, CURVE)
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": "z.6g", "probability": ".4f", "log_probability": "z.3f", "perplexity": ".2f"}  # z: no negative zero
 PICTURES = (".png", ".pdf", ".svg")
@@ -351,6 +351,7 @@ def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     args = parser.parse_args(words)
     check_file("file", args.file)
     check_picture(args.out)
+    _check_not_of_a_run(args.out)
     kind = find_recipe(args.task or guess_task(args.file)) if kind is None or args.task else kind
     try:
         cavs.debug.inspect(args.file, args.batch, args.out, kind.graphs)
