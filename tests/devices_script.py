@@ -77,7 +77,9 @@ def refusal(mesh: jax.sharding.Mesh) -> str:
 
 def evaluated(devices: list[jax.Device]) -> list[float]:
     """Sums on a mesh, of parameters that other devices have, or the same in another order. JAX refused them."""
-    replicated = [jax.sharding.NamedSharding(mesh_of(some), jax.sharding.PartitionSpec()) for some in (devices[::-1], devices[:2])]
+    replicated = [
+        jax.sharding.NamedSharding(mesh_of(some), jax.sharding.PartitionSpec()) for some in (devices[::-1], devices[:2])
+    ]
     loader = cavs.data.Loader(data(), 8, mesh=mesh_of(devices))
     sums = lambda params, sched: {"sum": params * cavs.data.total(jnp.maximum(sched.label, 0))}  # noqa: E731
     places = (*replicated, devices[1], None)

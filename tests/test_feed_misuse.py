@@ -15,6 +15,7 @@ import pytest
 import cavs
 
 GRAPHS = cavs.from_parents([[2, 2, 4, 4, -1]] * 10, input_id=np.arange(50) % 7)
+NAMED = cavs.from_lengths([2], label=[0, 1], label_names=["a", "b"], input_id=[0, 1], vocab=["x", "y"])
 
 
 def loader(batches, **options):
@@ -82,6 +83,12 @@ def test_a_state_that_a_step_has_taken_is_named():
         (lambda: cavs.read_trees("a\0b"), ValueError, r"read: path: got 'a\\x00b'; expected the path of a file, without NUL"),
         (lambda: cavs.io.save_npz(GRAPHS, "a\0b"), ValueError, "save_npz: path: got .*, without NUL characters"),
         (lambda: cavs.data.new_folder("a\0b"), ValueError, "new_folder: path: got .* of a folder, without NUL characters"),
+        (lambda: cavs.data.with_labels(NAMED, {"a", "b"}), TypeError, "with_labels: labels: got a set, whose order is"),
+        (lambda: cavs.data.vocabulary(NAMED, {"<s>"}), TypeError, "vocabulary: special: got a set, whose order is"),
+        (lambda: cavs.data.vocabulary(NAMED, size=-1), ValueError, "vocabulary: size: got -1; expected an int >= 0"),
+        (lambda: loader(5, group=np.array(["random", "similar"])), ValueError, r"Loader: group: got array\(.*expected one of"),
+        (lambda: loader(5, last=["drop"]), ValueError, r"Loader: last: got \['drop'\]; expected one of 'short', 'drop', 'pad'"),
+        (lambda: cavs.io.read_conllu("a", label=["upos"]), ValueError, r"read_conllu: label: got \['upos'\]; expected one of"),
         (lambda: cavs.data.is_root(3), TypeError, r"is_root: graphs: got a int; expected cavs.Graphs. Write is_root\(graphs\)"),
         (lambda: cavs.data.graph_of(3), TypeError, "graph_of: graphs: got a int; expected cavs.Graphs"),
         (lambda: cavs.data.example("reviews"), ValueError, "name: got 'reviews'; expected one of 'reviews.dev'"),

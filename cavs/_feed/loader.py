@@ -200,7 +200,8 @@ class Loader(Generic[Yielded]):
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         like, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
-        group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
+        if group is None:
+            group = "random" if seed is None else "balanced"  # "random" without a seed is the order of the data
         settings = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts, Target.here())
         self._settings = checked(settings, self._members, len(sizes))
         self._sampler = Sampler(self._settings, sizes)

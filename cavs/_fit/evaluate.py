@@ -16,7 +16,7 @@ from cavs._feed.batches import Batches, check_bits
 from cavs._feed.loader import Loader
 from cavs._function.arrays import is_real
 from cavs._graphs.arguments import check_takes
-from cavs._graphs.checks import check_type
+from cavs._graphs.checks import check_choice, check_type
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -147,8 +147,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
             or `fun` returns other rows, or keys of `jax.random`.
     """
     _check("predict", fun, params, loader)
-    if rows not in ROWS:
-        raise ValueError(f"predict: rows: got {rows!r}; expected one of {', '.join(map(repr, ROWS))}.")
+    check_choice("predict: rows", rows, ROWS)
     settings, data = loader._settings, loader._members[0].graphs
     if settings.mesh is not None or settings.parts is not None or not loader._sampler.known:
         raise ValueError(
@@ -207,7 +206,7 @@ def _check(function: str, fun: Any, params: PyTree, loader: Any) -> None:
 
 
 def _placed(params: PyTree, loader: Loader) -> PyTree:
-    """Returns parameters on the devices of a loader: of one device if each device of a mesh has them in full, or of its mesh."""
+    """Returns parameters on the devices of a loader: of its mesh, or else one copy of those that each device of a mesh has."""
     mesh = loader._settings.mesh
 
     def placed(x: Any) -> Any:

@@ -24,7 +24,9 @@ def check_path(function: str, path: object, cure: str = "", argument: str = "pat
         expected = f"expected the path of {what}, as str or pathlib.Path"
         raise TypeError(f"{function}: {argument}: got a {type(path).__name__}; {expected}. {hint}".rstrip())
     if "\0" in str(path):
-        raise ValueError(f"{function}: {argument}: got {str(path)!r:.200}; expected the path of {what}, without NUL characters.")
+        raise ValueError(
+            f"{function}: {argument}: got {str(path)!r:.200}; expected the path of {what}, without NUL characters."
+        )
 
 
 @contextlib.contextmanager

@@ -42,7 +42,9 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
     metadata = None if metadata is None else dict(metadata)
     for name, x in (metadata or {}).items():
         if not isinstance(name, str) or not isinstance(x, str):
-            raise TypeError(f"save_params: metadata: got {name!r}: {x!r:.80}; expected strings. Write {{'hidden': str(hidden)}}.")
+            raise TypeError(
+                f"save_params: metadata: got {name!r}: {x!r:.80}; expected strings. Write {{'hidden': str(hidden)}}."
+            )
     save_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("save_params")).save_file
     arrays = {}
     for name, x in named_leaves(params, "save_params: params").items():

@@ -178,7 +178,8 @@ def step(
 
     Raises:
         TypeError: `fun` is no function of two arguments (three with `memory`), `donate` no bool, or `compiler_options` no dict;
-            or when called, an argument is something else, `fun` does not return a state and metrics, or the state has other shapes or dtypes.
+            or when called, an argument is something else, `fun` does not return a state and metrics, or the state has other
+            shapes or dtypes.
         ValueError: `unroll` is not an int >= 1, or `tune` no number of seconds; or when called on several devices, if the
             metrics or the new state differ between them; or when called with `memory`, if the loss would not be the same in
             parts.
