@@ -73,6 +73,10 @@ def test_errors_of_known_numbers():
     assert cavs.data.errors([0.1] * 3, [0.1, 0.2, 0.1])["r2"] is None
     nothing = cavs.data.json_of(cavs.data.errors([np.nan], [1.0]))
     assert json.loads(json.dumps(nothing, allow_nan=False))["rmse"] is None and nothing["r2"] is None
+    arrays = {"jax": jnp.float32(0.5), "none": jnp.array([jnp.nan, 1], jnp.bfloat16), "no axis": np.array(3)}
+    assert cavs.data.json_of(arrays) == {"jax": 0.5, "none": [None, 1.0], "no axis": 3}
+    with pytest.raises(ValueError, match="draw_history: history: got no evaluations; expected"):
+        cavs.data.draw_history([], "curve.png", dict)
 
 
 def test_bleu_and_chrf_are_those_of_sacrebleu():

@@ -60,6 +60,7 @@ def test_a_state_that_a_step_has_taken_is_named():
         (lambda: cavs.interop.load_forward("model.bin"), TypeError, r"data: got a str; expected .* Write .*read_bytes"),
         (lambda: cavs.io.read_netlist(io.StringIO("")), TypeError, "path: got a StringIO; expected the path of a file"),
         (lambda: cavs.read(None), TypeError, "path: got a NoneType; expected the path of a file"),
+        (lambda: cavs.read(b"a.txt"), TypeError, "path: got a bytes; expected the path of a file"),
         (lambda: loader(5, shuffle="no"), TypeError, "Loader: shuffle: got 'no'; expected True or False"),
         (lambda: cavs.data.step(lambda s, b: (s, b), donate="no"), TypeError, "step: donate: got 'no'; expected True or False"),
         (lambda: cavs.read_trees(["(1 a)"], cache=0), TypeError, "read_trees: cache: got 0; expected True or False"),

@@ -48,7 +48,7 @@ def read(path: Path | Sequence[Path]) -> Graphs:
         ValueError: the suffix is unknown; or the files have different fields.
         FormatError: the file is not in the format of the reader.
     """
-    if isinstance(path, Sequence) and not isinstance(path, str):
+    if isinstance(path, Sequence) and not isinstance(path, str | bytes):
         return Graphs.concat(map(read, path))
     suffix = bare_suffix(path)
     if suffix not in BY_SUFFIX:
