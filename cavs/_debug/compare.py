@@ -188,7 +188,7 @@ def compare(
 
     Raises:
         TypeError: as `run` and `interpret`; or `gradients` is no bool.
-        ValueError: as `run` and `interpret`.
+        ValueError: as `run` and `interpret`; or `tolerance` is negative or NaN.
     """
     check_function("compare", F)
     check_graphs(graphs, "compare(F, params, graphs, inputs)")
@@ -197,6 +197,8 @@ def compare(
     edges = checked_rows("compare: edges", edges, graphs.num_edges, "edge")
     check_bool("compare: gradients", gradients)
     check_type("compare: tolerance", tolerance, int | float | np.number | None, "a number, or None")
+    if tolerance is not None and not tolerance >= 0:  # nothing differs by more than NaN
+        raise ValueError(f"compare: tolerance: got {tolerance!r}; expected a number >= 0, or None.")
     sched = schedule(graphs) if sched is None else sched
     check_schedule("compare", sched)
     if sched.num_vertices != graphs.num_vertices:

@@ -133,7 +133,7 @@ def find_nan(
     value, cotangents = jax.value_and_grad(loss or _sum, allow_int=True)(pushes["push"])
     if bad := search.first_bad([("gradient of push", cotangents)]):
         return search.report("loss", bad.symbol, int(np.argmax(search.bad_rows(bad.leaf))))
-    if loss is not None and search.bad(value):
+    if loss is not None and search.bad(jnp.asarray(value)):
         return search.report("loss", "its value")
     zeros = jax.tree.map(zero_cotangent, pushes["state"])
     return search.backward(pushes["state"], cotangents, *vjp({"state": zeros, "push": cotangents}))

@@ -98,8 +98,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         raise ValueError(f"load_params: {os.fspath(path)} is not a complete safetensors file ({error}).") from error
     arrays = {name: _in_jax(x, f"load_params: {os.fspath(path)}: got an array {name!r}") for name, x in arrays.items()}
     if like is not None:
-        avals = {name: aval_of(x, "load_params: like", name) for name, x in named_leaves(like, "load_params: like").items()}
-        wanted = {name: x.update(dtype=jax.dtypes.canonicalize_dtype(x.dtype)) for name, x in avals.items()}  # in JAX
+        wanted = {name: aval_of(x, "load_params: like", name) for name, x in named_leaves(like, "load_params: like").items()}
         for name in [*wanted, *sorted(arrays)]:
             got, expected = (describe_array(tree.get(name)) for tree in (arrays, wanted))
             if got != expected:
