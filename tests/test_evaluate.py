@@ -177,6 +177,20 @@ def test_what_cannot_be_predicted_is_named():
             cavs.data.predict(lambda *_: jnp.zeros(2), 0, loader, rows)
 
 
+def test_rows_of_edges_and_of_another_data_set_are_no_rows_of_vertices():
+    """As many of them as there are vertices were returned."""
+    chains, longer = cavs.from_lengths([1, 2, 3], label=np.arange(6)), cavs.from_lengths([9, 8, 7], label=np.arange(24))
+    dag = cavs.from_edges(8, [(i, j) for i in range(8) for j in range(i)])
+    both = cavs.data.Loader([chains, longer], 2)
+    for loader, fun in (
+        (both, lambda _, scheds: scheds[1].label),
+        (cavs.data.Loader(dag, 1, collate=lambda s: s.sched.pad_edges(np.arange(28))), lambda _, edges: edges),
+    ):
+        with pytest.raises(ValueError, match=r"predict: fun: got an array of shape \(\d+,\) of .* for each of the vertices"):
+            cavs.data.predict(fun, 0, loader)
+    np.testing.assert_array_equal(cavs.data.predict(lambda _, scheds: scheds[0].label, 0, both), chains.label)
+
+
 @pytest.mark.parametrize(
     ("score", "error", "message"),
     [
