@@ -238,7 +238,7 @@ class Loader(Generic[Yielded]):
                 "read again. Write Loader(graphs, [*batches]), or create a second loader with a new iterator."
             )
         arguments = self._arguments | {"mesh": _MeshOfCopies(self._settings.mesh)}
-        state = object.__getstate__(self)  # a pair if the class of a subclass has slots
+        state: Any = object.__getstate__(self)  # a pair if the class of a subclass has slots
         attributes, in_slots = state if isinstance(state, tuple) else (state, {})
         others = {name: x for name, x in attributes.items() if name not in self._own and not name.startswith("__")} | in_slots
         return _copied, (type(self), arguments, others, self.state())
