@@ -122,6 +122,8 @@ MISTAKES = {
     "predict RUN FILE --out RUN/.lock": "--out: got .*.lock, a file of a run; expected another file, as the run would",
     "inspect FILE --out RUN/curve.png": "--out: got .*curve.png, a file of a run; expected another file",
     "evaluate RUN FILE --out RUN/curve.png": "--out: got .*curve.png, a file of a run; expected another file",
+    "train FILE --out ''": "--out: got an empty path; expected the path of a folder",
+    "train --resume ''": "--resume: got an empty path; expected the path of a folder",
     "train --resume": "there is no run under runs/",
     "train --resume nowhere": "--resume: got nowhere; expected the folder of a run",
     "train --resume RUN --hidden 7": "--resume: got --hidden, which cannot change: all but --epochs, --max-steps, --patience",
@@ -155,7 +157,7 @@ def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkey
     (tmp_path / "link.tsv").symlink_to(run / "best.npz")
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "curve.png").write_text("")
-    words = [files.get(word, (word,))[0].replace("RUN", str(run)) for word in line.split()]
+    words = [files.get(word, (word,))[0].replace("RUN", str(run)).replace("''", "") for word in line.split()]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert re.search(MISTAKES[line], error), error
