@@ -220,9 +220,9 @@ def test_an_empty_file_among_others_changes_nothing():
     """Such as an empty shard, which has no labels or other names."""
     empty, named = cavs.read_trees([]), cavs.read_trees(["(good a)", "(bad b)"])
     numbers = cavs.from_lengths([2], label=[0.5, 1.5], graph_label=[1.0], x=np.ones((2, 3)))
-    for graphs in (named, numbers):
-        for parts in ([empty, graphs], [graphs, empty], [empty, graphs, empty]):
-            assert cavs.Graphs.concat(parts).equals(graphs)
+    for some in (named, numbers):
+        for parts in ([empty, some], [some, empty], [empty, some, empty]):
+            assert cavs.Graphs.concat(parts).equals(some)
     assert not len(cavs.Graphs.concat([empty, empty]))
 
 
