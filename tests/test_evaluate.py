@@ -66,6 +66,9 @@ def test_scores_of_known_labels():
     assert scores.as_json()["labels"]["a"]["f1"] == scores.f1["a"] and scores.as_json()["confusion"][0] == [2, 1, 0]
 
 
+MASKED = np.ma.array([1.0, 0.0], mask=[0, 1])
+
+
 def test_errors_of_known_numbers():
     found = cavs.data.errors([1.0, 2.0, 3.0, np.nan], [1.0, 2.0, 5.0, 9.0])
     assert found["count"] == 3 and found["rmse"] == pytest.approx((4 / 3) ** 0.5) and found["mae"] == pytest.approx(2 / 3)
@@ -203,6 +206,8 @@ def test_rows_of_edges_and_of_another_data_set_are_no_rows_of_vertices():
         (lambda: cavs.data.span_scores([["O"]], []), ValueError, r"predicted: got sentences of \[\] tags; expected \[1\]"),
         (lambda: cavs.data.span_scores([["O"]], [["O", "O"]]), ValueError, r"predicted: got sentences of \[2\] tags; expected"),
         (lambda: cavs.data.errors([1.0], [1.0, 2.0]), ValueError, r"errors: predicted: got shape \(2,\), and true of \(1,\)"),
+        (lambda: cavs.data.errors(MASKED, [1.0, 2.0]), ValueError, "errors: true: got an array with masked values"),
+        (lambda: cavs.data.ConfusionMatrix.of("ab", [0, 1], MASKED), ValueError, "of: predicted: got an array with masked"),
         (lambda: cavs.data.errors([1.0], [[1.0]]), ValueError, r"errors: predicted: got shape \(1, 1\), and true of \(1,\)"),
         (lambda: cavs.data.bleu("a", ["a"]), TypeError, "bleu: translations: got a str; expected one text per sentence"),
         (lambda: cavs.data.bleu(["a"], ["a", "b"]), ValueError, "bleu: references: got 2 texts; expected 1"),

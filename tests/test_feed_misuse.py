@@ -162,6 +162,22 @@ def test_copies_of_a_subclass_have_what_it_keeps_in_slots():
         assert (other.name, other.other, other.state()) == ("train", 3, one.state())
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_arrays_that_compiled_code_would_misread_are_refused(steps):
+    """Numbers of another byte order became others once a program was compiled, and a stack took what is below a mask."""
+    step = cavs.data.step(lambda state, x: (state, {"sum": x.sum()}))
+    ones, text = np.ones(4, np.float32), "Loader: collate: got a leaf of .*values of dtype .*; expected numbers, none of them"
+    for batches in loader(4, steps=steps, last="drop", collate=lambda sample: ones):
+        assert step(0, batches)[1]["sum"].ravel().tolist() == [4] * steps
+    for rows in (ones.astype(">f4"), np.ma.array(ones, mask=[1, 0, 0, 0]), np.array(["a"]), ones.astype(np.longdouble)):
+        with pytest.raises(TypeError, match=text):
+            next(iter(loader(4, steps=steps, last="drop", collate=lambda sample, rows=rows: rows)))
+        with pytest.raises(TypeError, match="evaluate: params: got a leaf of .*values of dtype"):
+            cavs.data.evaluate(lambda params, sched: {"a": params.sum()}, rows, loader(5))
+    with pytest.raises(TypeError, match="evaluate: params: got a leaf of 'a'; expected numbers"):
+        cavs.data.evaluate(lambda params, sched: {}, ["a"], loader(5))
+
+
 def test_a_mesh_is_copied_but_not_pickled():
     """JAX said only that it cannot pickle a device."""
     one = loader(4, mesh=jax.make_mesh((1,), ("data",)))
