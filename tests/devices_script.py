@@ -75,6 +75,17 @@ def refusal(mesh: jax.sharding.Mesh) -> str:
     return ""
 
 
+def evaluated(devices: list[jax.Device]) -> list[float]:
+    """Sums on a mesh, of parameters that other devices have, or the same in another order. JAX refused them."""
+    replicated = [
+        jax.sharding.NamedSharding(mesh_of(some), jax.sharding.PartitionSpec()) for some in (devices[::-1], devices[:2])
+    ]
+    loader = cavs.data.Loader(data(), 8, mesh=mesh_of(devices))
+    sums = lambda params, sched: {"sum": params * cavs.data.total(jnp.maximum(sched.label, 0))}  # noqa: E731
+    places = (*replicated, devices[1], None)
+    return [cavs.data.evaluate(sums, jax.device_put(jnp.float32(2), place), loader)["sum"] for place in places]
+
+
 def mesh_of(devices: list[jax.Device]) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(devices), ("data",))
 
@@ -94,6 +105,7 @@ def main() -> None:
         found["alone"] = losses(None)
         found["four"] = losses(mesh_of(jax.local_devices()))
         found["refusal"] = refusal(mesh_of(jax.local_devices()))
+        found["evaluated"] = evaluated(jax.local_devices())
         found["in turn"] = losses(mesh_of(jax.local_devices()), None)
     with open(f"{folder}/{number}.json", "w") as file:
         json.dump(found, file)

@@ -39,7 +39,7 @@ def test_a_run_beats_the_majority_and_writes_arrays_json_and_a_picture(run):
     assert best["right"] / 2400 > 0.70  # majority: 0.61
     names = ["best.npz", "curve.png", "history.json", "last-before.npz", "last.npz", "model.json", "test.json"]
     assert sorted(path.name for path in run.iterdir()) == [".lock", *names]
-    assert {*names, "log.jsonl"} == {*FILES_OF_A_RUN}
+    assert {*names, "log.jsonl", ".lock"} == {*FILES_OF_A_RUN}
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     for path in run.glob("*.npz"):
         with np.load(path, allow_pickle=False) as arrays:
@@ -119,7 +119,11 @@ MISTAKES = {
     "predict RUN FILE --out FILE": "--out: got file.txt, which is FILE; expected another file, as its samples would be",
     "predict RUN FILE --out RUN/best.npz": "--out: got .*best.npz, a file of a run; expected another file, as the run would",
     "predict RUN FILE --out link.tsv": "--out: got link.tsv, a file of a run; expected another file, as the run would",
+    "predict RUN FILE --out RUN/.lock": "--out: got .*.lock, a file of a run; expected another file, as the run would",
+    "inspect FILE --out RUN/curve.png": "--out: got .*curve.png, a file of a run; expected another file",
     "evaluate RUN FILE --out RUN/curve.png": "--out: got .*curve.png, a file of a run; expected another file",
+    "train FILE --out ''": "--out: got an empty path; expected the path of a folder",
+    "train --resume ''": "--resume: got an empty path; expected the path of a folder",
     "train --resume": "there is no run under runs/",
     "train --resume nowhere": "--resume: got nowhere; expected the folder of a run",
     "train --resume RUN --hidden 7": "--resume: got --hidden, which cannot change: all but --epochs, --max-steps, --patience",
@@ -153,7 +157,7 @@ def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkey
     (tmp_path / "link.tsv").symlink_to(run / "best.npz")
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "curve.png").write_text("")
-    words = [files.get(word, (word,))[0].replace("RUN", str(run)) for word in line.split()]
+    words = [files.get(word, (word,))[0].replace("RUN", str(run)).replace("''", "") for word in line.split()]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert re.search(MISTAKES[line], error), error

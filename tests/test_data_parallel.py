@@ -108,4 +108,5 @@ def test_the_losses_are_those_of_one_device(processes: tuple[Path, list[subproce
         np.testing.assert_allclose(first[where][0][: len(losses)], losses, atol=1e-6)
         for got, want in zip(first[where][1], state, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-6)
+    assert first["evaluated"] == [2.0 * int(np.maximum(script.data().label, 0).sum())] * 4
     assert "step: state: got a leaf ['w'] that is divided over 4 devices" in first["refusal"]

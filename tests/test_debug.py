@@ -201,8 +201,15 @@ def test_wrong_arguments_of_compare_and_find_nan_are_named() -> None:
         compare(X, sched=GRAPHS_)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="compare: tolerance: got a str; expected a number, or None"):
         compare(X, tolerance="1e-3")  # type: ignore[arg-type]
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match=f"compare: tolerance: got {wrong}; expected a number >= 0, or None"):
+            compare(X, tolerance=wrong)
     with pytest.raises(TypeError, match="find_nan: loss: got a int; expected a function of 1 argument"):
         cavs.debug.find_nan(made(fn), PARAMS, GRAPHS_, X, loss=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="find_nan: infinities: got 'no'; expected True or False"):
+        cavs.debug.find_nan(made(fn), PARAMS, GRAPHS_, X, infinities="no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="compare: gradients: got 'no'; expected True or False"):
+        compare(X, gradients="no")  # type: ignore[arg-type]
 
 
 def test_gradients_that_differ_are_named_from_the_roots_down() -> None:
@@ -333,8 +340,12 @@ def test_nan_outside_of_f() -> None:
     report = cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: jnp.log(h[3] * 0).sum())
     assert report is not None and (report.where, report.symbol, report.row) == ("loss", "gradient of push", 3)
     assert cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: (h**2).sum()) is None
+    assert cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: 1.5) is None
     report = cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: jnp.log(h - 5).sum())  # its derivative is finite
     assert str(report) == "loss: its value is the first NaN"
+    for loss, got in ((lambda h: h.sum(1), r"float64\[5\]"), (lambda h: (h.sum(), h), r"\('float64\[\]', 'float64\[5, 5\]'\)")):
+        with pytest.raises(TypeError, match=f"find_nan: loss: returned '?{got}'?; expected a real scalar. Write lambda"):
+            cavs.debug.find_nan(F, params, chains, X[:5], loss=loss)
     infinite = params | {"b": params["b"].at[0].set(np.inf)}
     report = cavs.debug.find_nan(F, infinite, chains, X[:5], infinities=True)
     assert str(report) == "params: params['b'] is the first NaN or infinity"

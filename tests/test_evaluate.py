@@ -66,6 +66,9 @@ def test_scores_of_known_labels():
     assert scores.as_json()["labels"]["a"]["f1"] == scores.f1["a"] and scores.as_json()["confusion"][0] == [2, 1, 0]
 
 
+MASKED = np.ma.array([1.0, 0.0], mask=[0, 1])
+
+
 def test_errors_of_known_numbers():
     found = cavs.data.errors([1.0, 2.0, 3.0, np.nan], [1.0, 2.0, 5.0, 9.0])
     assert found["count"] == 3 and found["rmse"] == pytest.approx((4 / 3) ** 0.5) and found["mae"] == pytest.approx(2 / 3)
@@ -73,6 +76,10 @@ def test_errors_of_known_numbers():
     assert cavs.data.errors([0.1] * 3, [0.1, 0.2, 0.1])["r2"] is None
     nothing = cavs.data.json_of(cavs.data.errors([np.nan], [1.0]))
     assert json.loads(json.dumps(nothing, allow_nan=False))["rmse"] is None and nothing["r2"] is None
+    arrays = {"jax": jnp.float32(0.5), "none": jnp.array([jnp.nan, 1], jnp.bfloat16), "no axis": np.array(3)}
+    assert cavs.data.json_of(arrays) == {"jax": 0.5, "none": [None, 1.0], "no axis": 3}
+    with pytest.raises(ValueError, match="draw_history: history: got no evaluations; expected"):
+        cavs.data.draw_history([], "curve.png", dict)
 
 
 def test_bleu_and_chrf_are_those_of_sacrebleu():
@@ -173,6 +180,20 @@ def test_what_cannot_be_predicted_is_named():
             cavs.data.predict(lambda *_: jnp.zeros(2), 0, loader, rows)
 
 
+def test_rows_of_edges_and_of_another_data_set_are_no_rows_of_vertices():
+    """As many of them as there are vertices were returned."""
+    chains, longer = cavs.from_lengths([1, 2, 3], label=np.arange(6)), cavs.from_lengths([9, 8, 7], label=np.arange(24))
+    dag = cavs.from_edges(8, [(i, j) for i in range(8) for j in range(i)])
+    both = cavs.data.Loader([chains, longer], 2)
+    for loader, fun in (
+        (both, lambda _, scheds: scheds[1].label),
+        (cavs.data.Loader(dag, 1, collate=lambda s: s.sched.pad_edges(np.arange(28))), lambda _, edges: edges),
+    ):
+        with pytest.raises(ValueError, match=r"predict: fun: got an array of shape \(\d+,\) of .* for each of the vertices"):
+            cavs.data.predict(fun, 0, loader)
+    np.testing.assert_array_equal(cavs.data.predict(lambda _, scheds: scheds[0].label, 0, both), chains.label)
+
+
 @pytest.mark.parametrize(
     ("score", "error", "message"),
     [
@@ -185,6 +206,8 @@ def test_what_cannot_be_predicted_is_named():
         (lambda: cavs.data.span_scores([["O"]], []), ValueError, r"predicted: got sentences of \[\] tags; expected \[1\]"),
         (lambda: cavs.data.span_scores([["O"]], [["O", "O"]]), ValueError, r"predicted: got sentences of \[2\] tags; expected"),
         (lambda: cavs.data.errors([1.0], [1.0, 2.0]), ValueError, r"errors: predicted: got shape \(2,\), and true of \(1,\)"),
+        (lambda: cavs.data.errors(MASKED, [1.0, 2.0]), ValueError, "errors: true: got an array with masked values"),
+        (lambda: cavs.data.ConfusionMatrix.of("ab", [0, 1], MASKED), ValueError, "of: predicted: got an array with masked"),
         (lambda: cavs.data.errors([1.0], [[1.0]]), ValueError, r"errors: predicted: got shape \(1, 1\), and true of \(1,\)"),
         (lambda: cavs.data.bleu("a", ["a"]), TypeError, "bleu: translations: got a str; expected one text per sentence"),
         (lambda: cavs.data.bleu(["a"], ["a", "b"]), ValueError, "bleu: references: got 2 texts; expected 1"),

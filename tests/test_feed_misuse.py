@@ -15,6 +15,7 @@ import pytest
 import cavs
 
 GRAPHS = cavs.from_parents([[2, 2, 4, 4, -1]] * 10, input_id=np.arange(50) % 7)
+NAMED = cavs.from_lengths([2], label=[0, 1], label_names=["a", "b"], input_id=[0, 1], vocab=["x", "y"])
 
 
 def loader(batches, **options):
@@ -59,7 +60,11 @@ def test_a_state_that_a_step_has_taken_is_named():
         (lambda: cavs.interop.load_forward("model.bin"), TypeError, r"data: got a str; expected .* Write .*read_bytes"),
         (lambda: cavs.io.read_netlist(io.StringIO("")), TypeError, "path: got a StringIO; expected the path of a file"),
         (lambda: cavs.read(None), TypeError, "path: got a NoneType; expected the path of a file"),
+        (lambda: cavs.read(b"a.txt"), TypeError, "path: got a bytes; expected the path of a file"),
         (lambda: loader(5, shuffle="no"), TypeError, "Loader: shuffle: got 'no'; expected True or False"),
+        (lambda: cavs.data.step(lambda s, b: (s, b), donate="no"), TypeError, "step: donate: got 'no'; expected True or False"),
+        (lambda: cavs.read_trees(["(1 a)"], cache=0), TypeError, "read_trees: cache: got 0; expected True or False"),
+        (lambda: cavs.io.read_tagged("a.txt", labelled="no"), TypeError, "read_tagged: labelled: got 'no'; expected True or"),
         (
             lambda: cavs.io.save_params("w.safetensors", {}),
             TypeError,
@@ -70,6 +75,21 @@ def test_a_state_that_a_step_has_taken_is_named():
             TypeError,
             "save_checkpoint: loaders: got a dict; expected cavs.data.Loader. Put other values into the state",
         ),
+        (
+            lambda: cavs.io.save_params({}, "w.safetensors", {"hidden": 64}),
+            TypeError,
+            "save_params: metadata: got 'hidden': 64; expected strings. Write {'hidden': str",
+        ),
+        (lambda: cavs.io.save_params({}, "w.safetensors", "x"), TypeError, "save_params: metadata: got a str; expected a dict"),
+        (lambda: cavs.read_trees("a\0b"), ValueError, r"read: path: got 'a\\x00b'; expected the path of a file, without NUL"),
+        (lambda: cavs.io.save_npz(GRAPHS, "a\0b"), ValueError, "save_npz: path: got .*, without NUL characters"),
+        (lambda: cavs.data.new_folder("a\0b"), ValueError, "new_folder: path: got .* of a folder, without NUL characters"),
+        (lambda: cavs.data.with_labels(NAMED, {"a", "b"}), TypeError, "with_labels: labels: got a set, whose order is"),
+        (lambda: cavs.data.vocabulary(NAMED, {"<s>"}), TypeError, "vocabulary: special: got a set, whose order is"),
+        (lambda: cavs.data.vocabulary(NAMED, size=-1), ValueError, "vocabulary: size: got -1; expected an int >= 0"),
+        (lambda: loader(5, group=np.array(["random", "similar"])), ValueError, r"Loader: group: got array\(.*expected one of"),
+        (lambda: loader(5, last=["drop"]), ValueError, r"Loader: last: got \['drop'\]; expected one of 'short', 'drop', 'pad'"),
+        (lambda: cavs.io.read_conllu("a", label=["upos"]), ValueError, r"read_conllu: label: got \['upos'\]; expected one of"),
         (lambda: cavs.data.is_root(3), TypeError, r"is_root: graphs: got a int; expected cavs.Graphs. Write is_root\(graphs\)"),
         (lambda: cavs.data.graph_of(3), TypeError, "graph_of: graphs: got a int; expected cavs.Graphs"),
         (lambda: cavs.data.example("reviews"), ValueError, "name: got 'reviews'; expected one of 'reviews.dev'"),
@@ -128,6 +148,34 @@ def test_copies_of_loaders_over_iterators_are_refused():
         ):
             copied(one)
     assert len([*one]) == 3
+
+
+class Slotted(cavs.data.Loader):
+    __slots__ = ("name",)
+
+
+def test_copies_of_a_subclass_have_what_it_keeps_in_slots():
+    """A copy had none of it."""
+    one = Slotted(GRAPHS, 4)
+    one.name, one.other = "train", 3
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert (other.name, other.other, other.state()) == ("train", 3, one.state())
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_arrays_that_compiled_code_would_misread_are_refused(steps):
+    """Numbers of another byte order became others once a program was compiled, and a stack took what is below a mask."""
+    step = cavs.data.step(lambda state, x: (state, {"sum": x.sum()}))
+    ones, text = np.ones(4, np.float32), "Loader: collate: got a leaf of .*values of dtype .*; expected numbers, none of them"
+    for batches in loader(4, steps=steps, last="drop", collate=lambda sample: ones):
+        assert step(0, batches)[1]["sum"].ravel().tolist() == [4] * steps
+    for rows in (ones.astype(">f4"), np.ma.array(ones, mask=[1, 0, 0, 0]), np.array(["a"]), ones.astype(np.longdouble)):
+        with pytest.raises(TypeError, match=text):
+            next(iter(loader(4, steps=steps, last="drop", collate=lambda sample, rows=rows: rows)))
+        with pytest.raises(TypeError, match="evaluate: params: got a leaf of .*values of dtype"):
+            cavs.data.evaluate(lambda params, sched: {"a": params.sum()}, rows, loader(5))
+    with pytest.raises(TypeError, match="evaluate: params: got a leaf of 'a'; expected numbers"):
+        cavs.data.evaluate(lambda params, sched: {}, ["a"], loader(5))
 
 
 def test_a_mesh_is_copied_but_not_pickled():

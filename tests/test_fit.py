@@ -160,6 +160,14 @@ def test_vectors_are_found_as_written_or_in_lower_case(tmp_path):
     np.testing.assert_array_equal(rows, [[1, 2], [5, 6], [0, 0], [1, 2]])
 
 
+@pytest.mark.parametrize("text", ["the\t1 2\nof\t3 4\n", "the\t1\t2\nof\t3\t4\n", "the 1\t2\r\nof 3\t4\r\n"])
+def test_words_of_vectors_end_at_a_tab_or_space(tmp_path, text):
+    """No word was found where only it ends with a tab, and the vectors lacked their first value."""
+    (tmp_path / "glove.txt").write_bytes(text.encode())
+    found, rows = read_vectors(str(tmp_path / "glove.txt"), ["of", "the"])
+    assert found.all() and rows.tolist() == [[3, 4], [1, 2]]
+
+
 @pytest.mark.parametrize("words", ["the", {"the"}, None, 3, [b"the"], ["the", 3]])
 def test_vectors_are_of_a_list_of_words(tmp_path, words):
     (tmp_path / "glove.txt").write_text("the 1 2\n")

@@ -216,6 +216,16 @@ def test_a_dict_of_names_numbers_them_in_its_order_or_is_refused():
             use(wrong)
 
 
+def test_an_empty_file_among_others_changes_nothing():
+    """Such as an empty shard, which has no labels or other names."""
+    empty, named = cavs.read_trees([]), cavs.read_trees(["(good a)", "(bad b)"])
+    numbers = cavs.from_lengths([2], label=[0.5, 1.5], graph_label=[1.0], x=np.ones((2, 3)))
+    for some in (named, numbers):
+        for parts in ([empty, some], [some, empty], [empty, some, empty]):
+            assert cavs.Graphs.concat(parts).equals(some)
+    assert not len(cavs.Graphs.concat([empty, empty]))
+
+
 def test_numbers_and_names_are_joined_once_the_numbers_have_names():
     parts = [cavs.read_trees(["(1 (2 a) (1 b))"]), cavs.read_trees(["(good b)"])]
     with pytest.raises(ValueError, match=r"concat: got different label_names; .* Write graphs.replace\(label_names=.*named"):

@@ -418,6 +418,16 @@ def test_a_changed_file_of_the_data_and_other_versions_are_reported(tmp_path: Pa
         run(keep(tmp_path / "run", files=[str(tmp_path / "data")]))
 
 
+def test_a_run_with_another_vocabulary_is_reported(tmp_path: Path) -> None:
+    """The parameters were those of the words before, and `model.json` named the others."""
+    notes = []
+    for epochs, words in enumerate(("ab", "ab", "ba"), 1):
+        keeper = keep(tmp_path, epochs=epochs, facts={"words": [*words], "epochs": epochs})
+        run(keeper)
+        notes.append(keeper.notes)
+    assert notes == [[], [], ["facts: words: another list, such as of words, than the run was trained with."]]
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 @pytest.mark.parametrize("name", ["model.json", "best.npz"])
 def test_a_pipe_is_not_a_checkpoint(tmp_path: Path, name: str) -> None:

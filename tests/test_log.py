@@ -134,6 +134,14 @@ def test_json_lines_begin_on_a_line_of_their_own(tmp_path: Path) -> None:
         assert len((tmp_path / "log").read_text().splitlines()) == lines + 1
 
 
+def test_json_lines_fail_before_the_loop_and_have_a_folder(tmp_path: Path) -> None:
+    """The error came with the first report, after ten seconds or an epoch of training."""
+    cavs.data.json_lines(tmp_path / "logs" / "a.jsonl")({"step": 1})
+    assert json.loads((tmp_path / "logs" / "a.jsonl").read_text())["step"] == 1
+    with pytest.raises(OSError, match=r"a\.jsonl"):
+        cavs.data.json_lines(tmp_path / "logs" / "a.jsonl" / "b.jsonl")
+
+
 def test_json_lines_are_json(tmp_path: Path) -> None:
     cavs.data.json_lines(tmp_path / "log")({"step": 1, "loss": float("nan")})
     assert json.loads((tmp_path / "log").read_text())["loss"] is None

@@ -52,6 +52,8 @@ def test_a_program_has_sizes() -> None:
     ]:
         with pytest.raises(ValueError, match=text):
             program.init(jax.random.key(0))
+    with pytest.raises(TypeError, match="BinaryTreeLSTM: leaf_inputs_only: got 'no'; expected True or False"):
+        vp.BinaryTreeLSTM(4, 3, leaf_inputs_only="no").init(jax.random.key(0))
     with pytest.raises(TypeError, match="TreeFC: hidden: got True; expected an int"):
         vp.TreeFC(True).init(jax.random.key(0))
     with pytest.raises(TypeError, match=r"LSTM: hidden: got '64'; expected an int. Write hidden=64."):

@@ -145,9 +145,10 @@ def test_labels_that_no_reader_takes_are_not_written(tmp_path, field, values):
 
 @pytest.mark.parametrize("field", ["graph_label", "x", "label"])
 def test_integers_that_no_reader_takes_are_not_written(tmp_path, field):
-    for largest in (2**63 - 1, 2**63):
+    most = 2**63 - 1 if field == "x" else 2**53
+    for largest in (most, most + 1):
         graphs = cavs.from_lengths([1, 1], **{field: np.array([[0], [largest]], np.uint64)})
-        if largest < 2**63:
+        if largest == most:
             write_edges(graphs, tmp_path / "a.jsonl")
             np.testing.assert_array_equal(getattr(cavs.io.read_edges(tmp_path / "a.jsonl"), field), [[0], [largest]])
             continue

@@ -133,6 +133,20 @@ def test_a_number_of_python_among_the_parameters() -> None:
 
 
 @pytest.mark.slow
+@jax.enable_x64(False)
+def test_a_server_takes_the_64_bits_of_numpy() -> None:
+    """An export of ids of int64, which JAX reads as int32, refused such ids, after a warning of JAX."""
+    program = vp.LSTM(hidden=4, inputs=3)
+    F, params, graphs = program.vertex_function(), program.init(jax.random.key(0)), cavs.from_lengths([3, 2])
+    table, ids = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.arange(5)
+    forward = lambda p, s, x: cavs.run(F, p, s, cavs.data.rows(jnp.asarray(table), x))  # noqa: E731
+    exported = cavs.interop.export_server(forward, params, graphs, ids, count=1, most_graphs=2)
+    got = exported.serve(jax.tree.map(lambda x: np.asarray(x, np.float64), params), graphs, ids)
+    np.testing.assert_allclose(got, cavs.run(F, params, cavs.schedule(graphs), table[ids]), atol=1e-6)
+    with pytest.raises(ValueError, match="Exported: inputs: got a leaf of dtype int64 with values from 1099511627776"):
+        exported.serve(params, graphs, ids + 2**40)
+
+
 def test_a_server_of_dags_with_kinds() -> None:
     names, kind = ("a", "b", "c"), np.arange(29, dtype=np.int32) * 2 % 3
     dags = joined([random_dag(n, (1, 2, 5), seed=n) for n in (6, 9, 14)])

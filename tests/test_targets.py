@@ -95,6 +95,8 @@ def test_json_lines_and_npz_hold_targets(tmp_path):
         ('{"children": [[]], "labels": [[1.0, 2.0]], "label": 1}', "line 2: .*'labels' to be of one type and shape"),
         ('{"children": [[]], "labels": [[[1], [2, 3]]], "label": 1}', "line 2: .*'labels' to be of one type and shape"),
         ('{"children": [[]], "labels": [1e999], "label": 1}', "line 2: .*'labels' to be of one type and shape"),
+        ('{"children": [[]], "labels": [9007199254740993], "label": 1}', "line 2: .* must be exact in it"),
+        ('{"children": [[]], "labels": [1], "label": [9007199254740993]}', "line 2: .* must be exact in it"),
         ('{"children": [[]], "labels": [true], "label": 1}', "line 2: .*'labels' to be of one type and shape"),
         ('{"children": [[]], "labels": [0.5]}', "line 2: .*'label' on every line or on none; the first has it"),
         (

@@ -121,6 +121,8 @@ def test_a_keeper_takes_paths_and_numbers_of_numpy(tmp_path: Path) -> None:
 def test_the_history_is_json_if_a_score_is_nan(tmp_path: Path) -> None:
     with cavs.data.Keeper(tmp_path, loader(), lambda sums: float("nan"), **FEW) as keeper:
         keeper.score(keeper.restore(1.0), {"loss": float("inf")})
+        with pytest.warns(UserWarning, match="restore_best: .* got only scores that are NaN, .* not the best"):
+            keeper.restore_best(1.0)
     (record,) = json.loads((tmp_path / "history.json").read_text(), parse_constant=pytest.fail)
     assert record["score"] is None and record["held_out"] == {"loss": None}
 

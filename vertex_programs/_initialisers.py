@@ -17,7 +17,7 @@ def one_program(init: Init) -> Init:
     """Compiles `init(self, key)` of a program, which is hashable, as a whole. Else each line of it compiles some programs.
 
     Raises (when called):
-        TypeError: If a size is not an int, or `key` is not a key.
+        TypeError: If a size is not an int, a switch is not a bool, or `key` is not a key.
         ValueError: If a size is negative, or there are no layers.
     """
     compiled = jax.jit(init, static_argnums=0)
@@ -25,6 +25,8 @@ def one_program(init: Init) -> Init:
     @functools.wraps(init)
     def checked(self: Any, key: jax.Array) -> Any:
         for field in dataclasses.fields(self):
+            if field.type is bool and not isinstance(value := getattr(self, field.name), bool | np.bool_):
+                raise TypeError(f"{type(self).__name__}: {field.name}: got {value!r}; expected True or False.")
             if field.type is not int:
                 continue
             size, least, name = getattr(self, field.name), int(field.name == "layers"), f"{type(self).__name__}: {field.name}"

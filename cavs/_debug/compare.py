@@ -13,7 +13,7 @@ from cavs._debug.interpret import checked_rows, compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction, check_function
-from cavs._graphs.checks import check_type, vertex_at
+from cavs._graphs.checks import check_bool, check_type, vertex_at
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
@@ -187,15 +187,18 @@ def compare(
         The differences.
 
     Raises:
-        TypeError: as `run` and `interpret`.
-        ValueError: as `run` and `interpret`.
+        TypeError: as `run` and `interpret`; or `gradients` is no bool.
+        ValueError: as `run` and `interpret`; or `tolerance` is negative or NaN.
     """
     check_function("compare", F)
     check_graphs(graphs, "compare(F, params, graphs, inputs)")
     params = as_arrays(params, "compare: params")
     inputs = checked_rows("compare: inputs", inputs, graphs.num_vertices, "vertex")
     edges = checked_rows("compare: edges", edges, graphs.num_edges, "edge")
+    check_bool("compare: gradients", gradients)
     check_type("compare: tolerance", tolerance, int | float | np.number | None, "a number, or None")
+    if tolerance is not None and not tolerance >= 0:  # nothing differs by more than NaN
+        raise ValueError(f"compare: tolerance: got {tolerance!r}; expected a number >= 0, or None.")
     sched = schedule(graphs) if sched is None else sched
     check_schedule("compare", sched)
     if sched.num_vertices != graphs.num_vertices:

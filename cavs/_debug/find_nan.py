@@ -14,7 +14,7 @@ from cavs._debug.interpret import at_vertex, checked_rows, children_of, compiled
 from cavs._function.arrays import as_arrays
 from cavs._function.vertex import VertexFunction, check_function
 from cavs._graphs.arguments import check_takes
-from cavs._graphs.checks import vertex_at
+from cavs._graphs.checks import check_bool, vertex_at
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float, run_equations, values
@@ -100,13 +100,14 @@ def find_nan(
         The origin of the NaN, or `None` if there is none.
 
     Raises:
-        TypeError: as [`cavs.run`][].
+        TypeError: as [`cavs.run`][]; or `infinities` is no bool, or `loss` returns something else than a real scalar.
         ValueError: as [`cavs.run`][].
     """
     check_function("find_nan", F)
     check_graphs(graphs, "find_nan(F, params, graphs, inputs)")
     if loss is not None:
         check_takes("find_nan: loss", loss, "pushes")
+    check_bool("find_nan: infinities", infinities)
     params = as_arrays(params, "find_nan: params")
     inputs = checked_rows("find_nan: inputs", inputs, graphs.num_vertices, "vertex")
     edges = checked_rows("find_nan: edges", edges, graphs.num_edges, "edge")
@@ -127,13 +128,22 @@ def find_nan(
     report = search.forward(pushes)
     if report is not None:
         return report
+    if loss is not None:
+        _check_scalar(jax.eval_shape(loss, pushes["push"]))
     value, cotangents = jax.value_and_grad(loss or _sum, allow_int=True)(pushes["push"])
     if bad := search.first_bad([("gradient of push", cotangents)]):
         return search.report("loss", bad.symbol, int(np.argmax(search.bad_rows(bad.leaf))))
-    if loss is not None and search.bad(value):
+    if loss is not None and search.bad(jnp.asarray(value)):
         return search.report("loss", "its value")
     zeros = jax.tree.map(zero_cotangent, pushes["state"])
     return search.backward(pushes["state"], cotangents, *vjp({"state": zeros, "push": cotangents}))
+
+
+def _check_scalar(found: PyTree) -> None:
+    """Raises `TypeError` if the shape of what the user's loss returns is not that of a real scalar."""
+    if not isinstance(found, jax.ShapeDtypeStruct) or found.shape or not jnp.issubdtype(found.dtype, jnp.floating):
+        got = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", found)
+        raise TypeError(f"find_nan: loss: returned {got!r:.200}; expected a real scalar. Write lambda pushes: pushes.sum().")
 
 
 class _Bad(NamedTuple):

@@ -93,10 +93,24 @@ MSG_DIFFERENT = (
 
 
 def check_bits(tree: PyTree, where: str) -> None:
-    """Raises `ValueError`, which names the argument `where`, for arrays with values that JAX's 32 bits cannot hold."""
+    """Raises `ValueError`, which names the argument `where`, for arrays with values that JAX's 32 bits cannot hold.
+
+    Raises `TypeError` for texts and arrays that JAX does not know, such as of another byte order, which compiled code misreads.
+    """
     for x in jax.tree.leaves(tree):
         if text := beyond_32_bits(x):
             raise ValueError(f"{where}: got a leaf of {text}")
+        if isinstance(x, str | bytes) or isinstance(x, np.ndarray) and not _is_known(x):
+            masked = "masked " * np.ma.is_masked(x)
+            got = f"{masked}values of dtype {x.dtype}" if isinstance(x, np.ndarray) else repr(x)[:60]
+            expected = "numbers, none of them masked, in the byte order of this machine"
+            raise TypeError(f"{where}: got a leaf of {got}; expected {expected}. Write np.asarray(rows, np.float32).")
+
+
+def _is_known(x: np.ndarray) -> bool:
+    """Whether JAX reads the values of an array as they are."""
+    numbers = x.dtype.kind in "biufc" and x.dtype.char not in "gG"  # these are np.longdouble
+    return x.dtype.isnative and (numbers or x.dtype.isbuiltin == 2) and not np.ma.is_masked(x)
 
 
 def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:

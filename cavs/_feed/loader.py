@@ -25,7 +25,7 @@ from cavs._feed.sampler import Sampler
 from cavs._feed.settings import Sample, Settings, Source, checked, members_of, refuse_others, steps_on_cpu, steps_on_gpu
 from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
-from cavs._graphs.checks import Index
+from cavs._graphs.checks import Index, check_bool
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -194,14 +194,14 @@ class Loader(Generic[Yielded]):
         fields = tuple(fields) if isinstance(fields, Iterator) else fields  # read for each data set, and by copies
         self._arguments = {name: x for name, x in locals().items() if name not in ("self", "others", "of_subclass")}
         refuse_others(others, inspect.signature(type(self)).parameters)
-        if not isinstance(shuffle, bool):
-            raise TypeError(f"Loader: shuffle: got {shuffle!r}; expected True or False.")
+        check_bool("Loader: shuffle", shuffle)
         seed = seed if shuffle else None
         self._members, several = members_of(graphs, batches, fields, policy, kinds, collate is not None)
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         like, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
-        group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
+        if group is None:
+            group = "random" if seed is None else "balanced"  # "random" without a seed is the order of the data
         settings = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts, Target.here())
         self._settings = checked(settings, self._members, len(sizes))
         self._sampler = Sampler(self._settings, sizes)
@@ -238,7 +238,9 @@ class Loader(Generic[Yielded]):
                 "read again. Write Loader(graphs, [*batches]), or create a second loader with a new iterator."
             )
         arguments = self._arguments | {"mesh": _MeshOfCopies(self._settings.mesh)}
-        others = {name: x for name, x in vars(self).items() if name not in self._own and not name.startswith("__")}
+        state: Any = object.__getstate__(self)  # a pair if the class of a subclass has slots
+        attributes, in_slots = state if isinstance(state, tuple) else (state, {})
+        others = {name: x for name, x in attributes.items() if name not in self._own and not name.startswith("__")} | in_slots
         return _copied, (type(self), arguments, others, self.state())
 
     def __len__(self) -> int:
@@ -432,7 +434,8 @@ class _MeshOfCopies:
 
 def _copied(kind: type[Loader], arguments: dict[str, Any], others: dict[str, Any], position: dict[str, int]) -> Loader:
     loader = kind.__new__(kind)
-    vars(loader).update(others)
+    for name, x in others.items():
+        object.__setattr__(loader, name, x)
     Loader.__init__(loader, **arguments | {"mesh": arguments["mesh"].mesh})
     loader.restore(position)
     return loader

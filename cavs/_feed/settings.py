@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from cavs._feed.plan import Member, Pick
 from cavs._graphs.arguments import check_takes
-from cavs._graphs.checks import Index
+from cavs._graphs.checks import Index, check_choice
 from cavs._graphs.counted import counted, suggestion
 from cavs._graphs.graphs import Graphs, is_root
 from cavs._graphs.pytree import PyTree
@@ -199,8 +199,7 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
     if isinstance(batches, int) and not 1 <= batches:
         raise ValueError(f"Loader: batches: got {batches}; expected an int >= 1, the number of graphs of a batch.")
     for name, choices in (("group", GROUPS), ("last", LAST)):
-        if (got := getattr(settings, name)) not in choices:
-            raise ValueError(f"Loader: {name}: got {got!r}; expected one of {', '.join(map(repr, choices))}.")
+        check_choice(f"Loader: {name}", getattr(settings, name), choices)
     for name, least in (("seed", 0), ("shapes", 1), ("steps", 1), ("ahead", 0)):
         got = getattr(settings, name)
         most = MOST if name in ("steps", "ahead") else math.inf

@@ -10,12 +10,13 @@ from typing import Any, TypeAlias, overload
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._feed.batches import Batches, check_bits
 from cavs._feed.loader import Loader
 from cavs._function.arrays import is_real
 from cavs._graphs.arguments import check_takes
-from cavs._graphs.checks import check_type
+from cavs._graphs.checks import check_choice, check_type
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -93,8 +94,9 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
 
     Args:
         fun: `fun(params, batch)` returns a dict of real scalars that add up over batches. It is compiled once for each shape of
-            batches, so pass the same function again and no new lambda. With a mesh, write [`cavs.data.total`][] for sums, as in
-            a [`cavs.data.step`][].
+            batches, so pass the same function again and no new lambda. As for `jax.jit`, what it reads from outside is a
+            constant: pass what changes in `params`. With a mesh, write [`cavs.data.total`][] for sums, as in a
+            [`cavs.data.step`][].
         params: the first argument of `fun`.
         loader: the batches, one epoch of them. Stand-ins of a padded last batch must not count.
 
@@ -132,7 +134,8 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
 
     Args:
         fun: `fun(params, batch)` returns an array, or a pytree of arrays, with a row for each vertex (or graph) of the batch,
-            as [`cavs.run`][] returns them. Rows of padding are ignored.
+            as [`cavs.run`][] returns them. Rows of padding are ignored. As for `jax.jit`, what `fun` reads from outside is a
+            constant: pass what changes in `params`.
         params: the first argument of `fun`.
         loader: a loader on one device, with a batch size or a list of batches, in any order.
         rows: whether `fun` returns a row for each of the "vertices" of the loader's first data set, or of its "graphs".
@@ -146,8 +149,7 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
             or `fun` returns other rows, or keys of `jax.random`.
     """
     _check("predict", fun, params, loader)
-    if rows not in ROWS:
-        raise ValueError(f"predict: rows: got {rows!r}; expected one of {', '.join(map(repr, ROWS))}.")
+    check_choice("predict: rows", rows, ROWS)
     settings, data = loader._settings, loader._members[0].graphs
     if settings.mesh is not None or settings.parts is not None or not loader._sampler.known:
         raise ValueError(
@@ -158,15 +160,15 @@ def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader[An
     (other,) = {*ROWS} - {rows}
     params = _placed(params, loader)
     for batches in loader:
-        for results, graphs, present in _each(loader, batches, compiled(params, batches)):
+        for results, graphs, present, padded in _each(loader, batches, compiled(params, batches)):
             at, taken = _places(data, graphs, present, rows)
-            needed = len(graphs) if rows == "graphs" else taken.max(initial=-1) + 1  # rows of vertices may be padded
+            counts = {len(graphs)} if rows == "graphs" else {padded, int(np.diff(data.vertex_offsets)[graphs].sum())}
             for x in jax.tree.leaves(results):
                 if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
                     raise ValueError(
                         f"predict: fun: got an array of {x.dtype}; expected numbers. Write jax.random.key_data(keys) in fun."
                     )
-                if not x.ndim or len(x) < needed or (len(x) != needed and rows == "graphs"):
+                if not x.ndim or len(x) not in counts:  # others are rows of edges, or of another data set
                     raise ValueError(
                         f"predict: fun: got an array of shape {x.shape} of a batch of {counted(len(graphs), 'graph')}; "
                         f"expected a row for each of the {rows}. Write rows={other!r} if it has a row for each of the {other}."
@@ -206,12 +208,18 @@ def _check(function: str, fun: Any, params: PyTree, loader: Any) -> None:
 
 
 def _placed(params: PyTree, loader: Loader) -> PyTree:
-    """Returns parameters as a loader without a mesh needs them: of one device, if each device of a mesh has them in full."""
+    """Returns parameters on the devices of a loader: of its mesh, or else one copy of those that each device of a mesh has."""
+    mesh = loader._settings.mesh
 
-    def of_one(x: Any) -> Any:
-        return x.addressable_data(0) if of_mesh(x) and x.is_fully_replicated else x
+    def placed(x: Any) -> Any:
+        if mesh is None:
+            return x.addressable_data(0) if of_mesh(x) and x.is_fully_replicated else x
+        if not isinstance(x, jax.Array) or not x.committed:
+            return x
+        same = isinstance(x.sharding, NamedSharding) and np.array_equal(x.sharding.mesh.devices, mesh.devices)
+        return x if same else jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
 
-    return params if loader._settings.mesh is not None else jax.tree.map(of_one, params)
+    return jax.tree.map(placed, params)
 
 
 def _check_metrics(metrics: Any, stacked: bool) -> None:
@@ -223,17 +231,21 @@ def _check_metrics(metrics: Any, stacked: bool) -> None:
     raise TypeError(f"evaluate: fun: returned {got}; expected a dict of real scalars. Write {write}.")
 
 
-def _each(loader: Loader, batches: PyTree, results: PyTree) -> Iterator[tuple[PyTree, np.ndarray, np.ndarray]]:
-    """Yields the results of each batch that the loop has just received, its graphs, and which of them are present."""
+def _each(loader: Loader, batches: PyTree, results: PyTree) -> Iterator[tuple[PyTree, np.ndarray, np.ndarray, int]]:
+    """Yields the results of each batch that the loop has just received, of the first data set.
+
+    With them its graphs, which of them are present, and the number of its vertices with padding.
+    """
     results, epoch = jax.device_get(results), loader._planned(loader.epoch)
     stacked = isinstance(batches, Batches)
     count = len(batches) if stacked else 1
     for i, number in enumerate(np.concatenate(epoch.order)[loader.batch - count : loader.batch].tolist()):
-        graphs = epoch.planned.graphs[0][number]  # of the first data set
+        graphs = epoch.planned.graphs[0][number]
         # Only batches with stand-ins say which samples are none. What is picked for stand-ins are graphs of the data set.
         all_present = np.ones(len(graphs), bool)
         present = epoch.planned.present.get(number, all_present) if loader._members[0].pick is None else all_present
-        yield jax.tree.map(lambda x, i=i: x[i], results) if stacked else results, graphs, present
+        padded = loader._shapes.all[int(epoch.planned.shape[number])][0].vertices
+        yield jax.tree.map(lambda x, i=i: x[i], results) if stacked else results, graphs, present, padded
 
 
 def _places(data: Graphs, graphs: np.ndarray, present: np.ndarray, rows: str) -> tuple[np.ndarray, np.ndarray]:

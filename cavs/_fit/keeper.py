@@ -100,7 +100,7 @@ class Keeper:
         history: all evaluations so far, dicts of `epoch`, `step`, `seconds`, `train`, `held_out` and `score`.
         best: the evaluation with the highest score, the earliest of equal ones; `None` before the first.
         stopped: the number of the signal that stopped the loop, else `None`.
-        notes: what `restore` has to tell, such as that a damaged file was not read.
+        notes: what `restore` has to tell, such as that a damaged file was not read, or a list among the `facts` is another.
     """
 
     FILES: ClassVar[tuple[str, ...]] = (LAST, BEFORE, BEST, HISTORY, FACTS)
@@ -216,6 +216,8 @@ class Keeper:
             return state
         self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
         self.notes += [f"{error} Resuming from the save before it, {path.name}." for error in damaged]
+        others = [name for name, x in self._facts.items() if isinstance(x, list) and facts.get(name, x) != x]
+        self.notes += [f"facts: {name}: another list, such as of words, than the run was trained with." for name in others]
         self._damaged = path.name == BEFORE
         if about["versions"] != (current := versions()):
             saved, now = (", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], current))

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -80,8 +81,10 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
     """Creates a folder that nobody has: `path`, or `path-2`, `path-3`, ...
 
     Raises:
+        TypeError, ValueError: `path` is no path.
         OSError: the folder cannot be created.
     """
+    check_path("new_folder", path, what="a folder")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in itertools.chain([path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))):
@@ -187,6 +190,8 @@ class NextEpoch:
 def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
     """Reads what had the best score in the run of a [`cavs.data.Keeper`][].
 
+    If all scores are NaN, that is the first evaluation, and a warning is issued.
+
     Args:
         folder: the folder of the run.
         like: a pytree of arrays, or of their shapes, with the structure of what [`cavs.data.Keeper.score`][] got as `best`.
@@ -200,7 +205,11 @@ def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
     path, run = folder / BEST, read_run(folder)["run"]
     if not path.exists():
         raise KeeperError(f"{folder}: there is no {BEST} in it; expected a run that has finished an epoch.")
-    return read_checkpoint(path, like, run)[0][0]
+    (best, _), about = read_checkpoint(path, like, run)
+    if math.isnan(about["history"][-1]["score"]):  # the evaluation that is kept
+        text = "got only scores that are NaN, such as 0 / 0; this is the first evaluation, not the best"
+        warnings.warn(f"restore_best: {folder}: {text}. For the last one write keeper.restore(state).", stacklevel=2)
+    return best
 
 
 def read_checkpoint(path: Path, like: PyTree, run: str, *loaders: Loader) -> tuple[tuple[PyTree, Any], dict[str, Any]]:

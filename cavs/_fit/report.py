@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from cavs._fit.evaluate import Sums
@@ -34,11 +35,11 @@ def json_of(value: Any) -> Any:
         value = value.as_json()
     if isinstance(value, Mapping):
         return {str(name): json_of(x) for name, x in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        value = np.asarray(value).tolist()
+    if isinstance(value, list | tuple):
         return [json_of(x) for x in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
@@ -57,7 +58,12 @@ def draw_history(
         history: the `history` of a [`cavs.data.Keeper`][].
         path: the picture, whose name ends in .png, .pdf or .svg.
         scores: maps summed metrics to scores by name.
+
+    Raises:
+        ValueError: the history is empty.
     """
+    if not history:
+        raise ValueError("draw_history: history: got no evaluations; expected the history of a keeper that has scored some.")
     from matplotlib.figure import Figure  # needs no display; imported here because only this function needs it
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 

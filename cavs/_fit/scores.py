@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.arguments import optional_module
-from cavs._graphs.checks import check_order
+from cavs._graphs.checks import array_of, check_order
 from cavs._readers.source import printable
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class ConfusionMatrix:
             ValueError: the arrays have other lengths, or a row that counts has a number that is no index of `labels`.
         """
         check_order("ConfusionMatrix.of: labels", labels)
-        true, predicted, size = np.asarray(true), np.asarray(predicted), len(labels)
+        given, size = {"true": true, "predicted": predicted}, len(labels)
+        true, predicted = (array_of(f"ConfusionMatrix.of: {name}", x) for name, x in given.items())
         if true.shape != predicted.shape:
             got = f"shape {predicted.shape}, and true of {true.shape}"
             raise ValueError(f"ConfusionMatrix.of: predicted: got {got}; expected (N,) for both.")
@@ -243,7 +244,8 @@ def errors(true: ArrayLike, predicted: ArrayLike) -> Errors:
     Raises:
         ValueError: the arrays have more than one axis, or other lengths.
     """
-    true, predicted = np.asarray(true, np.float64), np.asarray(predicted, np.float64)
+    given = {"true": true, "predicted": predicted}
+    true, predicted = (array_of(f"errors: {name}", x).astype(np.float64) for name, x in given.items())
     if true.shape != predicted.shape or true.ndim != 1:
         raise ValueError(f"errors: predicted: got shape {predicted.shape}, and true of {true.shape}; expected (N,) for both.")
     has = ~np.isnan(true)

@@ -46,6 +46,7 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
         labels: names, which include all of `graphs.label_names`.
 
     Raises:
+        TypeError: `labels` is a set.
         ValueError: the labels of the graphs have no names, or `labels` lacks one.
     """
     if graphs.label is None or graphs.label_names is None:
@@ -75,11 +76,16 @@ def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, 
         size: the most words, with `special`: the most frequent ones; 0 for all.
 
     Raises:
-        TypeError: `special` is one str.
-        ValueError: the graphs have no words.
+        TypeError: `special` is one str, or a set.
+        ValueError: the graphs have no words, or `size` or `min_count` is no int >= 0.
     """
     if isinstance(special, str):  # its letters would be words
         raise TypeError(f"vocabulary: special: got {special!r}; expected a list of words. Write [{special!r}].")
+    check_order("vocabulary: special", special)
+    special = tuple(special)
+    for name, got in (("min_count", min_count), ("size", size)):
+        if not isinstance(got, int | np.integer) or got < 0:
+            raise ValueError(f"vocabulary: {name}: got {got!r}; expected an int >= 0.")
     ids, names = _named_inputs(graphs, "vocabulary")
     counts = np.bincount(ids[ids >= 0], minlength=len(names))
     kept = counts >= min_count

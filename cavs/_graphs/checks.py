@@ -22,6 +22,12 @@ def check_type(argument: str, value: object, kind: Any, expected: str) -> None:
         raise TypeError(f"{argument}: got a {type(value).__name__}; expected {expected}.")
 
 
+def check_bool(argument: str, value: object) -> None:
+    """Raises `TypeError` if `value` is no bool: a text such as "no" would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{argument}: got {value!r:.80}; expected True or False.")
+
+
 def array_of(name: str, value: Any) -> np.ndarray:
     """Returns `value` as an array.
 
@@ -58,6 +64,12 @@ def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.
         i = int(np.argmax(out != array))
         raise ValueError(f"{name}[{i}]: got {array[i]}; expected an integer that fits {np.dtype(dtype).name}.")
     return out
+
+
+def check_choice(argument: str, value: object, choices: Iterable[str]) -> None:
+    """Raises `ValueError` if `value` is none of some texts."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{argument}: got {value!r:.200}; expected one of {', '.join(map(repr, choices))}.")
 
 
 def check_total(name: str, counts: np.ndarray) -> None:
@@ -173,8 +185,6 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
     for name in ("vocab", "kind_names", "label_names"):
         if isinstance(value := fields.get(name), str):
             raise TypeError(f"{name}: got {value!r}; expected a list of names. Write {name}=[{value!r}].")
-        if isinstance(value, set | frozenset):
-            raise TypeError(f"{name}: got a set, whose order is another one in each process; expected a list of names.")
         check_type(name, value, Iterable | None, "a list of names")
         check_order(name, value)
         names[name] = None if value is None else tuple(value)
@@ -193,7 +203,12 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
 
 
 def check_order(name: str, given: object) -> None:
-    """Raises `ValueError` for a dict from names to other numbers than their places, which number the names."""
+    """Raises `ValueError` for a dict from names to other numbers than their places, which number the names.
+
+    Raises `TypeError` for a set.
+    """
+    if isinstance(given, set | frozenset):
+        raise TypeError(f"{name}: got a set, whose order is another one in each process; expected a list of names.")
     numbers = [*given.values()] if isinstance(given, Mapping) else []
     if all(isinstance(i, int | np.integer) for i in numbers) and numbers != [*range(len(numbers))]:
         argument = name.rpartition(" ")[2]

@@ -15,12 +15,18 @@ _MOST_LINKS = 40  # in a chain
 def check_path(function: str, path: object, cure: str = "", argument: str = "path", what: str = "a file") -> None:
     """Raises a `TypeError`, whose text `cure` ends, if `path` is no path, such as another argument of `function`.
 
+    Raises a `ValueError` if it contains a NUL character, which no file system allows.
+
     `argument`: its name. `what`: what it is the path of.
     """
     if not isinstance(path, str | os.PathLike):
         hint = cure or "For the lines of an open file write cavs.read_trees(file)." * hasattr(path, "read")
         expected = f"expected the path of {what}, as str or pathlib.Path"
         raise TypeError(f"{function}: {argument}: got a {type(path).__name__}; {expected}. {hint}".rstrip())
+    if "\0" in str(path):
+        raise ValueError(
+            f"{function}: {argument}: got {str(path)!r:.200}; expected the path of {what}, without NUL characters."
+        )
 
 
 @contextlib.contextmanager
@@ -98,8 +104,10 @@ def write_text(text: str, path: str | os.PathLike[str]) -> None:
     """Writes a text as UTF-8. The file appears when it is complete; a pipe, a device or `/dev/stdout` is written to as it is.
 
     Raises:
+        TypeError, ValueError: `path` is no path.
         OSError: the file cannot be written.
     """
+    check_path("write_text", path, "Write write_text(text, path).")
     if (descriptor := descriptor_of(path)) is not None:
         print(end="", flush=True)  # what was printed before comes first
         with open(descriptor, "w", encoding="utf-8", closefd=False) as file:

@@ -267,7 +267,7 @@ class Graphs:
         Words, kinds and labels with names are numbered anew if their names differ, by the first appearance of a name.
 
         Args:
-            parts: the graphs, at least one. Either all of them have a field, or none.
+            parts: the graphs, at least one. Either all of them have a field, or none, but for those of empty files.
 
         Raises:
             TypeError: one of `parts` is no `Graphs`.
@@ -278,6 +278,8 @@ class Graphs:
         if not parts or not all(isinstance(part, Graphs) for part in parts):
             got = ", ".join(sorted({type(part).__name__ for part in parts})) or "nothing"
             raise (TypeError if parts else ValueError)(f"Graphs.concat: parts: got {got}; expected cavs.Graphs, at least one.")
+        # An empty file has no fields to compare.
+        parts = [part for part in parts if len(part) or any(getattr(part, names) for names in NAMES)] or parts[:1]
         return _joined(parts, renumber=True)
 
     def with_vocab(self, vocab: Iterable[str], unknown: str | None = None) -> "Graphs":

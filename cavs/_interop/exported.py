@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
+from cavs._feed.batches import check_bits
 from cavs._graphs.checks import check_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -80,7 +81,7 @@ class Exported:
             params: a pytree whose leaves have the names, shapes and dtypes of the exported parameters.
             graphs: any number of graphs, which are not scheduled yet.
             inputs: a pytree with the names and dtypes of the exported inputs, one row per vertex (V, ...), graph (G, ...) or
-                edge (E, ...) of this batch, without padding.
+                edge (E, ...) of this batch, without padding. NumPy's 64 bits become JAX's 32.
 
         Returns:
             What the forward returned, as NumPy arrays with one row per vertex or per graph of this batch, in order.
@@ -146,6 +147,7 @@ class Exported:
         leaves = {"params": named_leaves(params, "Exported: params"), "inputs": named_leaves(inputs, "Exported: inputs")}
         (params_avals, _, inputs_avals), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
         for argument, avals in (("params", params_avals), ("inputs", inputs_avals)):
+            check_bits(leaves[argument], f"Exported: {argument}")
             for name in {**avals, **leaves[argument]}:
                 leaf, expected = leaves[argument].get(name), avals.get(name)
                 leaf = None if leaf is None else aval_of(leaf, f"Exported: {argument}", name)

@@ -1,6 +1,7 @@
 """Weights as safetensors files: arrays by name, without code or pickle, readable by other frameworks."""
 
 import os
+from collections.abc import Mapping
 from typing import TypeVar, overload
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 
 from cavs._function.arrays import beyond_32_bits
 from cavs._graphs.arguments import optional_module
+from cavs._graphs.checks import check_type
 from cavs._graphs.files import check_path, open_regular, replacing
 from cavs._graphs.pytree import PyTree
 from cavs._readers.names import aval_of, describe_array, named_leaves, nested
@@ -31,11 +33,18 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
         metadata: strings for the header of the file, such as the sizes of the program. `safetensors.safe_open` reads them.
 
     Raises:
-        TypeError: `path` is no path; a leaf is not an array, or is a PRNG key.
+        TypeError: `path` is no path, or `metadata` no dict of strings; a leaf is not an array, or is a PRNG key.
         ValueError: two leaves have the same name, or a leaf has a dtype of which safetensors reads no arrays, such as float8.
         ImportError: safetensors is not installed.
     """
     check_path("save_params", path, "Write save_params(params, path).")
+    check_type("save_params: metadata", metadata, Mapping | None, "a dict of strings, or None")
+    metadata = None if metadata is None else dict(metadata)
+    for name, x in (metadata or {}).items():
+        if not isinstance(name, str) or not isinstance(x, str):
+            raise TypeError(
+                f"save_params: metadata: got {name!r}: {x!r:.80}; expected strings. Write {{'hidden': str(hidden)}}."
+            )
     save_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("save_params")).save_file
     arrays = {}
     for name, x in named_leaves(params, "save_params: params").items():
@@ -89,8 +98,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         raise ValueError(f"load_params: {os.fspath(path)} is not a complete safetensors file ({error}).") from error
     arrays = {name: _in_jax(x, f"load_params: {os.fspath(path)}: got an array {name!r}") for name, x in arrays.items()}
     if like is not None:
-        avals = {name: aval_of(x, "load_params: like", name) for name, x in named_leaves(like, "load_params: like").items()}
-        wanted = {name: x.update(dtype=jax.dtypes.canonicalize_dtype(x.dtype)) for name, x in avals.items()}  # in JAX
+        wanted = {name: aval_of(x, "load_params: like", name) for name, x in named_leaves(like, "load_params: like").items()}
         for name in [*wanted, *sorted(arrays)]:
             got, expected = (describe_array(tree.get(name)) for tree in (arrays, wanted))
             if got != expected:

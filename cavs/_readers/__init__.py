@@ -4,6 +4,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+from cavs._graphs.checks import check_choice
 from cavs._graphs.graphs import Graphs
 from cavs._readers.conllu import read_conllu
 from cavs._readers.edges import read_edges
@@ -47,7 +48,7 @@ def read(path: Path | Sequence[Path]) -> Graphs:
         ValueError: the suffix is unknown; or the files have different fields.
         FormatError: the file is not in the format of the reader.
     """
-    if isinstance(path, Sequence) and not isinstance(path, str):
+    if isinstance(path, Sequence) and not isinstance(path, str | bytes):
         return Graphs.concat(map(read, path))
     suffix = bare_suffix(path)
     if suffix not in BY_SUFFIX:
@@ -77,6 +78,5 @@ def example(name: str) -> str:
         ValueError: there is no such file.
     """
     names = sorted(path.stem for path in _FOLDER.glob("*.txt"))
-    if name not in names:
-        raise ValueError(f"example: name: got {name!r}; expected one of {', '.join(map(repr, names))}.")
+    check_choice("example: name", name, names)
     return str(_FOLDER / f"{name}.txt")

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from cavs._graphs.checks import CycleError
+from cavs._graphs.checks import CycleError, check_choice
 from cavs._graphs.flat import children_of_parents, number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers.source import ASCII_SPACE, Path, format_error, read_lines
@@ -37,8 +37,7 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
             or the heads form a cycle. The message names the line.
         ValueError: `label` is another column.
     """
-    if label not in LABEL_COLUMNS:
-        raise ValueError(f"read_conllu: label: got {label!r}; expected one of {', '.join(map(repr, LABEL_COLUMNS))}.")
+    check_choice("read_conllu: label", label, LABEL_COLUMNS)
     lines = read_lines(path)
     words = read_words(path, lines, label)
     sizes = np.array(words.num_vertices, np.int64)

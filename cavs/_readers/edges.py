@@ -36,7 +36,8 @@ _EXPECTED = {
     "children": "'children' to be a list of lists of integers, at least one list",
     "edges": "'edges' to be a list of pairs [parent, child] of integers",
 }
-_ROWS = "{!r} to be numbers, or lists of numbers of one shape, in all lines"
+_EXACT = "; integers that become float64 must be exact in it"
+_ROWS = "{!r} to be numbers, or lists of numbers of one shape, in all lines" + _EXACT
 
 JSONObject: TypeAlias = dict[str, Any]
 
@@ -65,7 +66,7 @@ def read_edges(path: Path) -> Graphs:
     become `vocab`, `label_names`, `kind_names` in the order of first appearance. An input or a label may be null, which
     becomes -1. If any of the `labels` is a number with decimals or a list of numbers, all of them are targets of a
     regression: they become (V, ...) float64, and null becomes NaN, also within lists. Each of these keys is on every line or
-    on none.
+    on none. Integers that become float64 must be exact in it.
 
     Args:
         path: the file; it is decompressed if its name ends in `.gz`.
@@ -83,7 +84,7 @@ def read_edges(path: Path) -> Graphs:
     fields: dict[str, Any] = {}
     if parts := _column(lines, "label", [1] * len(lines), "graph"):
         convert = rows_of if all(type(value) is int for (value,) in parts) else targets_of
-        expected = "'label' to be a finite number, or lists of numbers of one shape, in all lines"
+        expected = f"'label' to be a finite number, or lists of numbers of one shape, in all lines{_EXACT}"
         fields["graph_label"] = _joined(lines, parts, convert, expected)
     if parts := _column(lines, "edge_attr", [sum(map(len, kids)) for kids in rows], "edge"):
         in_order = [_by_parent(line.graph, values) for line, values in zip(lines, parts, strict=True)]
@@ -95,7 +96,7 @@ def read_edges(path: Path) -> Graphs:
     for key, (ids, names) in _FIELDS.items():
         parts = _column(lines, key, sizes, "vertex")
         if key == "labels" and are_targets(chain.from_iterable(parts)):
-            fields[ids] = _joined(lines, parts, targets_of, "'labels' to be of one type and shape in all lines")
+            fields[ids] = _joined(lines, parts, targets_of, f"'labels' to be of one type and shape in all lines{_EXACT}")
         elif parts:
             optional = key != "kinds"
             expected = f"{key!r} to be only int or str in all lines (integers >= 0, < 2**31){', or null' * optional}, not {{}}"
@@ -176,7 +177,8 @@ def write_edges(graphs: Graphs, path: Path) -> None:
     Raises:
         TypeError: `graphs` is something else.
         ValueError: `edge_attr` or `x` has values that are not finite real numbers, or a label other values than these and NaN;
-            or integers of 2**63 and more; or there are no values to show the shape of a row, as of edges if no graph has one.
+            or integers of 2**63 and more, or lists of labels with integers that float64 rounds; or there are no values to show
+            the shape of a row, as of edges if no graph has one.
     """
     check_graphs(graphs, "write_edges(graphs, path)")
     check_path("write_edges", path, "Write write_edges(graphs, path).")

@@ -1,5 +1,6 @@
 """Arrays from values as JSON and networkx have them, and back: ids and their names, numbers to predict, rows of features."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -42,10 +43,11 @@ def are_targets(values: Iterable[object]) -> bool:
 def targets_of(values: Sequence[Any]) -> np.ndarray:
     """(N, ...) float64, NaN for `None`, also within lists.
 
-    Raises `ValueError` if the values are not numbers, or nested lists, of one shape, or one of them is infinite.
+    Raises `ValueError` if the values are not numbers, or nested lists, of one shape, or one of them is infinite, or an integer
+    that float64 would round.
     """
     present = [i for i, value in enumerate(values) if value is not None]
-    array = _numbers([values[i] for i in present], missing=np.nan)
+    array = _numbers([values[i] for i in present], floats=True, missing=np.nan)
     if np.isinf(array).any():
         raise ValueError("an infinite number")
     out = np.full((len(values), *array.shape[1:]), np.nan)
@@ -54,23 +56,30 @@ def targets_of(values: Sequence[Any]) -> np.ndarray:
 
 
 def rows_of(values: Sequence[Any]) -> np.ndarray:
-    """(N, ...) int64 if all are integers, else float64. Raises `ValueError` if they are not finite numbers of one shape."""
+    """(N, ...) int64 if all are integers, else float64.
+
+    Raises `ValueError` if they are not finite numbers of one shape, or float64 would round one of the integers.
+    """
     array = _numbers(values)
     if not np.isfinite(array).all():
         raise ValueError("a number that is not finite")
     return array
 
 
-def _numbers(values: Sequence[Any], missing: float | None = None) -> np.ndarray:
-    try:
+def _numbers(values: Sequence[Any], floats: bool = False, missing: float | None = None) -> np.ndarray:
+    """Returns numbers as int64 if all are integers, unless they must be `floats`, else as float64."""
+    array, objects = None, np.zeros(0, object)
+    with contextlib.suppress(ValueError, OverflowError):  # lists of different lengths, or integers of more than 64 bits
         objects = np.array(values, object)
         objects[np.equal(objects, _NONE)] = missing
         types = set(map(type, objects.ravel().tolist()))
         if types <= {int, float}:
-            return objects.astype(np.int64 if types == {int} else np.float64)
-    except (ValueError, OverflowError):  # lists of different lengths, or integers of more than 64 bits
-        pass
-    raise ValueError("values that are not numbers of one shape")
+            array = objects.astype(np.int64 if types == {int} and not floats else np.float64)
+    if array is None:
+        raise ValueError("values that are not numbers of one shape")
+    if array.dtype == np.float64 and (rounded := (array != objects) & ~np.isnan(array)).any():
+        raise ValueError(f"the integer {objects[rounded][0]}, which float64 rounds")
+    return array
 
 
 def id_values(ids: np.ndarray, names: Names) -> list[Any]:
@@ -93,8 +102,8 @@ def as_values(array: np.ndarray) -> list[Any]:
 def check_finite(rows: np.ndarray, name: str, or_nan: bool = False) -> None:
     """Raises `ValueError` if a value of the field `name` is not a finite real number, and not NaN if that is allowed.
 
-    Or if it is an integer of more than 64 bits with its sign, which `read_edges` refuses, or there are no values to show the
-    shape of a row.
+    Or if it is an integer that `read_edges` refuses, of more than 64 bits with its sign, or a label that float64 rounds; or
+    there are no values to show the shape of a row.
     """
     if not rows.size and np.shape(rows.tolist()) != rows.shape:
         raise ValueError(
@@ -106,6 +115,12 @@ def check_finite(rows: np.ndarray, name: str, or_nan: bool = False) -> None:
             f"write_edges: {name}: got the integer {rows.max()}; expected integers < 2**63, which read_edges reads. Write "
             "cavs.io.save_npz, which stores any."
         )
+    if or_nan and rows.ndim > 1 and rows.dtype.kind in "iu":
+        if (rounded := rows.astype(np.float64).astype(object) != rows).any():
+            raise ValueError(
+                f"write_edges: {name}: got the integer {rows[rounded][0]}; expected integers that float64 holds exactly, as "
+                "which read_edges reads lists of labels. Write cavs.io.save_npz, which stores any."
+            )
     values = _in_64_bits(rows)
     if values.dtype.kind == "c" or (np.isinf(values).any() if or_nan else not np.isfinite(values).all()):
         raise ValueError(

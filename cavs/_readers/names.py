@@ -70,12 +70,13 @@ def name_of(path: tuple[Any, ...]) -> str:
 
 
 def aval_of(x: Any, argument: str, name: str) -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype of a leaf. JAX gives a number of Python a dtype.
+    """Returns the shape of a leaf, and the dtype that it has in JAX.
 
     Raises `TypeError` if it is neither an array nor a number. The message names the `argument`, and the leaf by its name.
     """
     if hasattr(x, "dtype"):
-        return jax.ShapeDtypeStruct(np.shape(x), x.dtype)
+        extended = jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)  # keys of `jax.random`
+        return jax.ShapeDtypeStruct(np.shape(x), x.dtype if extended else jax.dtypes.canonicalize_dtype(x.dtype))
     if isinstance(x, int | float | complex):
         return jax.ShapeDtypeStruct((), jnp.result_type(x), weak_type=True)
     raise TypeError(f"{argument}: got a {type(x).__name__} at {name!r}; expected arrays and numbers.")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cavs._graphs.checks import check_bool
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
@@ -35,8 +36,10 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
 
     Raises:
         FormatError: a line is invalid, or the file contains no sentences. The message names the line.
+        TypeError: `labelled` is no bool.
         ValueError: the format does not have the column.
     """
+    check_bool("read_tagged: labelled", labelled)
     suffix = bare_suffix(path)
     if suffix == ".conllu":
         if column not in (None, *LABEL_COLUMNS):

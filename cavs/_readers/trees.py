@@ -10,6 +10,7 @@ from itertools import compress
 
 import numpy as np
 
+from cavs._graphs.checks import check_bool
 from cavs._graphs.files import read_whole
 from cavs._graphs.flat import children_of_parents, number_names
 from cavs._graphs.graphs import Graphs
@@ -50,9 +51,10 @@ def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
     Raises:
         FormatError: there is text outside brackets, a vertex has neither a word nor children, or both, or two words, a
             bracket is unmatched, or the file is not UTF-8. The message names the line.
-        TypeError: `source` is neither a path nor an iterable of `str`.
+        TypeError: `source` is neither a path nor an iterable of `str`, or `cache` no bool.
         ValueError: `cache=True`, and `source` is not a path.
     """
+    check_bool("read_trees: cache", cache)
     if not isinstance(source, str | os.PathLike):
         if cache:
             raise ValueError(

@@ -27,8 +27,9 @@ class Vectors(NamedTuple):
 def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
     """Reads the vectors of words. A word that the file lacks is looked up in lower case.
 
-    Only the lines of these words are parsed, so a large file takes little more than the time to read it. A first line of two
-    numbers (word2vec's counts) is skipped. Of several lines with a word, the first one counts.
+    A word ends at the first space or tab. Only the lines of these words are parsed, so a large file takes little more than the
+    time to read it. A first line of two numbers (word2vec's counts) is skipped. Of several lines with a word, the first one
+    counts.
 
     Args:
         path: a text with a word and its values on each line, which is decompressed if its name ends in `.gz`.
@@ -55,6 +56,8 @@ def read_vectors(path: Path, words: Iterable[str]) -> Vectors:
     rows: np.ndarray | None = None  # the first vector of the file determines the size
     for number, line in _lines(path):
         word, _, rest = line.partition(b" ")
+        if b"\t" in word:
+            word, _, rest = line.partition(b"\t")
         name = word.decode("utf-8", "replace")
         exact_rows, lower_rows = exact.get(name, ()), lower.get(name, ())
         wanted = bool(exact_rows or lower_rows)

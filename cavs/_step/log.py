@@ -242,11 +242,18 @@ def _run(work: "queue.SimpleQueue[Any]", report: _Report, error: list[BaseExcept
 def json_lines(path: str | Path) -> Write:
     """A writer of [`cavs.data.Log`][]: appends each report to a file as a line of JSON. NaN and infinity become null.
 
-    If the file ends within a line, as after a full disk, the reports begin on a new line. Of several processes, the first one
-    writes.
+    If the file ends within a line, as after a full disk, the reports begin on a new line. Its folder is created. Of several
+    processes, the first one writes.
+
+    Raises:
+        TypeError, ValueError: `path` is no path.
+        OSError: the file cannot be written.
     """
 
     check_path("json_lines", path)
+    if not jax.process_index() and (os.path.isfile(path) or not os.path.exists(path)):
+        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+        open(path, "a").close()  # an error here costs no training
     begin = "\n" if _ends_within_a_line(path) else ""
 
     def write(record: Record) -> None:

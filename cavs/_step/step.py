@@ -10,6 +10,7 @@ import numpy as np
 
 from cavs._feed.batches import Batches
 from cavs._graphs.arguments import check_takes
+from cavs._graphs.checks import check_bool
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.bytes import bytes_of
@@ -176,8 +177,9 @@ def step(
         batch, as a loader with `steps=1` yields it, gives metrics without this axis. Without `fun`, a decorator is returned.
 
     Raises:
-        TypeError: `fun` is no function of two arguments (three with `memory`), or `compiler_options` no dict; or when called,
-            an argument is something else, `fun` does not return a state and metrics, or the state has other shapes or dtypes.
+        TypeError: `fun` is no function of two arguments (three with `memory`), `donate` no bool, or `compiler_options` no dict;
+            or when called, an argument is something else, `fun` does not return a state and metrics, or the state has other
+            shapes or dtypes.
         ValueError: `unroll` is not an int >= 1, or `tune` no number of seconds; or when called on several devices, if the
             metrics or the new state differ between them; or when called with `memory`, if the loss would not be the same in
             parts.
@@ -190,6 +192,7 @@ def step(
     tune = float(tune) if isinstance(tune, np.integer | np.floating) else tune
     if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
         raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
+    check_bool("step: donate", donate)
     if compiler_options is not None and not isinstance(compiler_options, Mapping):
         got = repr(compiler_options)
         raise TypeError(f"step: compiler_options: got {got}; expected a dict or None. Write compiler_options={{name: value}}.")

@@ -33,10 +33,11 @@ ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.Budge
 # The arguments that a `ProgramError` begins with, as the user writes them.
 FLAGS = {name: flag(name, part=True) for name in ("train", "dev", "test", "program", "layers")}
 FLAGS["inputs"] = "--embedding-size"
-FILES_OF_A_RUN = (*cavs.data.Keeper.FILES, LOG, TEST, CURVE)
+FILES_OF_A_RUN = (*cavs.data.Keeper.FILES, ".lock", LOG, TEST, CURVE)
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": "z.6g", "probability": ".4f", "log_probability": "z.3f", "perplexity": ".2f"}  # z: no negative zero
 PICTURES = (".png", ".pdf", ".svg")
+LATEST = "(the latest)"  # what `--resume` without a folder means
 HEARTBEAT = 20  # seconds without an answer after which a process counts as dead
 MSG_DISTRIBUTED = (
     "--distributed: got {!r}; expected HOST:PORT,N,I: the address of process 0, the number of processes, and the number of "
@@ -139,6 +140,9 @@ def _train(words: list[str], kind: type[Recipe] | None, program: str, command: s
     prog = f"{program} {command}"
     shared = _shared_parser(prog)
     known, unparsed = shared.parse_known_args(words)
+    for name in ("out", "resume"):
+        if getattr(known, name) == "":  # as of a variable that is not set
+            raise Mistake(f"--{name}: got an empty path; expected the path of a folder. Omit it for none.")
     settings = {} if known.config is None else read_toml(known.config)
     folder = None if known.resume is None else _resumed(known.resume, known.out)
     if kind is None:
@@ -175,7 +179,7 @@ def _shared_parser(prog: str) -> Parser:
     parser.add_argument("--config", metavar="FILE", help="read options from a TOML file; the command line overrides them")
     parser.add_argument("--out", metavar="DIR", help="folder of the checkpoints and the curve (default: a new one under runs/)")
     text = "resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches"
-    parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=text)
+    parser.add_argument("--resume", nargs="?", const=LATEST, metavar="DIR", help=text)
     text = "this is process I of N, each started with this command; HOST:PORT is that of process 0; auto: ask the cluster"
     parser.add_argument("--distributed", metavar="HOST:PORT,N,I", help=text)
     return parser
@@ -209,7 +213,7 @@ def connected(to: str | None) -> Iterator[None]:
 def _resumed(resume: str, out: str | None) -> Path:
     """The folder of the run to resume: `resume`, or `out`, or the most recently trained one under `runs/`."""
     latest = max(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime, default=None)
-    if (chosen := resume or out or latest) is None:
+    if (chosen := (resume != LATEST and resume) or out or latest) is None:
         raise Mistake("--resume: got no folder, and there is no run under runs/. Write --resume DIR.")
     folder = _folder_of_run("--resume", chosen)
     if out is not None and Path(out).resolve() != folder.resolve():
@@ -351,6 +355,7 @@ def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     args = parser.parse_args(words)
     check_file("file", args.file)
     check_picture(args.out)
+    _check_not_of_a_run(args.out)
     kind = find_recipe(args.task or guess_task(args.file)) if kind is None or args.task else kind
     try:
         cavs.debug.inspect(args.file, args.batch, args.out, kind.graphs)
