@@ -1,5 +1,6 @@
 """Evaluation of equations that were written for one vertex, for many vertices at once."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,11 +89,20 @@ def evaluate(
             outs = _every_branch(eqn, args, in_domains, wanted, product)
         else:
             axes = [0 if d != STATIC else None for d in in_domains]
-            run = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)
+            run = functools.partial(_over_rows, eqn, axes)
             outs = run(*args) if may_repeat(eqn) else _if_any(wanted, run, args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
+
+
+def _over_rows(eqn: Eqn, axes: Sequence[int | None], *args: jax.Array) -> list[jax.Array]:
+    """Runs an equation for all rows: at once, or row by row if JAX cannot batch it, as `jax.lax.ragged_dot`."""
+    try:
+        return jax.vmap(lambda *a: bind(eqn, a), in_axes=axes)(*args)
+    except NotImplementedError:
+        rows = {i: x for i, (x, axis) in enumerate(zip(args, axes, strict=True)) if axis == 0}
+        return lax.map(lambda row: bind(eqn, [row.get(i, x) for i, x in enumerate(args)]), rows)
 
 
 def _if_any(wanted: jax.Array | None, run: Callable[..., list[jax.Array]], args: Sequence[jax.Array]) -> list[jax.Array]:
