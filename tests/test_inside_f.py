@@ -373,8 +373,10 @@ def test_vertices_choose_whether_to_draw_from_a_shared_key(impl: str) -> None:
 
 def test_equations_that_jax_does_not_batch_run_row_by_row() -> None:
     def fn(params: Any, v: cavs.Vertex) -> None:
-        x = (v.gather(0) + v.gather(1) + v.pull()).reshape(2, 2)
-        h = jnp.tanh(jax.lax.ragged_dot(x, params, jnp.array([1, 1], jnp.int32))).reshape(4)
+        def product(x: jax.Array) -> jax.Array:
+            return jax.lax.ragged_dot(x.reshape(2, 2), params, jnp.array([1, 1], jnp.int32)).reshape(4)
+
+        h = jnp.tanh(product(v.gather(0) + v.pull()) + v.gather_all(product))
         v.scatter(h)
         v.push(h)
 
