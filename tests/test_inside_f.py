@@ -369,3 +369,24 @@ def test_vertices_choose_whether_to_draw_from_a_shared_key(impl: str) -> None:
     if impl != "threefry2x32":
         with pytest.raises(ValueError, match=f"from keys of the generator '{impl}'"):
             cavs.run(keyed, params, sched, x[0])
+
+
+def test_equations_that_jax_does_not_batch_run_row_by_row() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        def product(x: jax.Array) -> jax.Array:
+            return jax.lax.ragged_dot(x.reshape(2, 2), params, jnp.array([1, 1], jnp.int32)).reshape(4)
+
+        h = jnp.tanh(product(v.gather(0) + v.pull()) + v.gather_all(product))
+        v.scatter(h)
+        v.push(h)
+
+    function, graphs = cavs.VertexFunction(fn, state=(4,), arity=2), BATCHES["binary"]
+    params, x = (RNG.standard_normal(shape) for shape in ((2, 2, 2), (graphs.num_vertices, 4)))
+    with pytest.raises(NotImplementedError, match="ragged_dot"):
+        jax.vmap(lambda x: jax.lax.ragged_dot(x, params, jnp.array([1, 1], jnp.int32)))(x.reshape(-1, 2, 2))
+
+    def loss(run: Any) -> Any:
+        return jax.value_and_grad(lambda params, x: (run(params, x) ** 2).sum(), (0, 1))(params, x)
+
+    got = loss(lambda params, x: cavs.run(function, params, cavs.schedule(graphs), x))
+    assert_close(got, loss(lambda params, x: cavs.interpret(function, params, graphs, x)), 1e-10)

@@ -137,3 +137,28 @@ def test_inputs_that_are_not_differentiated_have_no_cotangents(how: str) -> None
     assert_close(jax.jit(jax.grad(of))(params, batch, rows), jax.jit(both)(params, batch, rows)[0], 1e-5)
     by_params = temporary(jax.grad(of), params, batch, rows)
     assert by_params + 0.7 * rows.nbytes < temporary(lambda *args: jax.tree.map(jnp.sum, both(*args)), params, batch, rows)
+
+
+def steps_to(limit: Any, x: jax.Array) -> jax.Array:
+    """A loop of which JAX has no reverse derivative."""
+    return jax.lax.while_loop(lambda y: y.sum() < limit, lambda y: 2 * y + 1, jnp.abs(x))
+
+
+@pytest.mark.parametrize("of", ["inputs", "params"])
+def test_loops_over_what_is_not_differentiated_have_gradients(of: str) -> None:
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        fixed = v.pull() if of == "inputs" else p["fixed"]
+        h = jnp.tanh(v.pull() * p["w"] + v.gather_all(lambda s: s) + steps_to(9.0, fixed))
+        v.scatter(h)
+        v.push(h * steps_to(20.0, fixed))
+
+    function, graphs = cavs.VertexFunction(fn, state=(H,)), GRAPHS[:4]
+    rng = np.random.default_rng(0)
+    x, fixed, w = rng.normal(size=(graphs.num_vertices, H)), rng.normal(size=H), rng.normal(size=H)
+    schedule = cavs.schedule(graphs)
+    got = jax.grad(lambda w: cavs.run(function, {"w": w, "fixed": fixed}, schedule, x).sum())(w)
+    assert_close(got, jax.grad(lambda w: cavs.interpret(function, {"w": w, "fixed": fixed}, graphs, x).sum())(w), 1e-10)
+    with pytest.raises(TypeError, match="number of iterations depends on values"):
+        jax.grad(lambda p: cavs.run(function, p, schedule, x).sum() + cavs.run(function, p, schedule, p["x"]).sum())(
+            {"w": w, "fixed": fixed, "x": x}
+        )

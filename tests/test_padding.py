@@ -159,6 +159,44 @@ def test_loops_in_the_backward_that_have_no_end_for_padding(edges: bool) -> None
     assert_close(got, jax.grad(lambda p, x: cavs.interpret(F, p, graphs, x).sum(), (0, 1))(0.5, x), 1e-12)
 
 
+def eager(p: jax.Array, v: cavs.Vertex) -> jax.Array:
+    return jnp.sqrt(v.pull() * p) + v.gather_all(lambda h: h)
+
+
+def recurrent(p: jax.Array, v: cavs.Vertex) -> jax.Array:
+    return jnp.sqrt(v.pull() + p * v.gather_all(lambda h: h, "max"))
+
+
+def of_children(p: jax.Array, v: cavs.Vertex) -> jax.Array:
+    return v.pull() + v.gather_all(lambda h: jnp.sqrt(h * p))
+
+
+@pytest.mark.parametrize("engine", ["scan", *([] if native_unavailable() else ["native"])])
+@pytest.mark.parametrize("state", [eager, recurrent, of_children])
+@pytest.mark.parametrize("pushes", ["state", "another"])
+def test_an_infinite_derivative_in_one_graph_reaches_no_input_of_another(engine: str, state: Any, pushes: str) -> None:
+    def fn(p: jax.Array, v: cavs.Vertex) -> None:
+        h = state(p, v)
+        v.scatter(h)
+        v.push(h if pushes == "state" else jnp.sqrt(v.pull() * (1 + h)))
+
+    F, graphs = cavs.VertexFunction(fn, state=(2,)), cavs.from_parents([[2, 2, -1], [1, 2, -1], [-1], [2, 2, -1]])
+    x, sched = np.linspace(0.1, 1, 20, dtype=np.float32).reshape(10, 2), cavs.schedule(graphs)
+
+    def gradient(x: np.ndarray) -> jax.Array:
+        return jax.grad(lambda x: cavs.run(F, jnp.ones(2, jnp.float32), sched, x, engine=engine).sum())(x)
+
+    finite = gradient(x)
+    assert np.isfinite(finite).all()
+    for graph in range(len(graphs)):
+        rows = slice(*graphs.vertex_offsets[graph : graph + 2])
+        zero = x.copy()
+        zero[rows] = 0
+        got = gradient(zero)
+        assert graph > 0 or not np.isfinite(got[rows]).all()
+        assert_close(np.delete(got, np.r_[rows], 0), np.delete(finite, np.r_[rows], 0), 1e-5)
+
+
 def test_labels_in_a_small_schedule_reach_no_gradient() -> None:
     """Zeros that XLA does not know are made from the integers of the schedule, whatever these are."""
     graphs, program = cavs.from_lengths([5], label=np.full(5, -1)), PROGRAMS["LSTM"]

@@ -161,7 +161,8 @@ class Engine:
             return of_vertices, pull(part, part.role.edges, edges, rows.edge_row)
 
         eager = eager_function(part, rows.inner(rows.num_children), rows)
-        return with_vjp(eager, save, (statics,), pulled, without_cotangents(part))
+        fixed = {len(statics) + i for i, v in enumerate((*part.role.inputs, *part.role.edges)) if v in part.role.fixed}
+        return with_vjp(eager, save, (statics,), pulled, without_cotangents(part) | fixed)
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[list[Values]], save: bool

@@ -22,6 +22,7 @@ from cavs._function.children import (
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of, domains
 from cavs._function.products import rows_times_matrix
 from cavs._function.raw_keys import from_stored, is_key, key_impl, to_stored, zeros
+from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.choices import is_choice
 from cavs._jaxpr.costs import may_repeat
 from cavs._jaxpr.equations import bind, is_float, value_of, values
@@ -88,11 +89,27 @@ def evaluate(
             outs = _every_branch(eqn, args, in_domains, wanted, product)
         else:
             axes = [0 if d != STATIC else None for d in in_domains]
-            run = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)
+            run = by_rows(lambda *a, eqn=eqn: bind(eqn, a), axes)
             outs = run(*args) if may_repeat(eqn) else _if_any(wanted, run, args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
+
+
+def by_rows(fn: Callable[..., PyTree], axes: Sequence[int | None]) -> Callable[..., PyTree]:
+    """Returns `fn` for all rows: at once, or row by row if JAX cannot batch it, as `jax.lax.ragged_dot`.
+
+    `axes`: for each argument, 0, or `None` if it is the same for all rows.
+    """
+
+    def of_rows(*args: jax.Array) -> PyTree:
+        try:
+            return jax.vmap(fn, axes)(*args)
+        except NotImplementedError:
+            rows = {i: x for i, (x, axis) in enumerate(zip(args, axes, strict=True)) if axis == 0}
+            return lax.map(lambda row: fn(*(row.get(i, x) for i, x in enumerate(args))), rows)
+
+    return of_rows
 
 
 def _if_any(wanted: jax.Array | None, run: Callable[..., list[jax.Array]], args: Sequence[jax.Array]) -> list[jax.Array]:

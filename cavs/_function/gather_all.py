@@ -12,7 +12,7 @@ from jax.core import Tracer, eval_jaxpr
 from jax.typing import ArrayLike
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p, wide
-from cavs._function.evaluate import column
+from cavs._function.evaluate import by_rows, column
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
 from cavs._graphs.arguments import check_takes
 from cavs._graphs.pytree import PyTree
@@ -118,7 +118,7 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
         return jax.tree.unflatten(jax.tree.structure(out_shapes), leaves)
 
     slots = jnp.arange(size, dtype=count.dtype)
-    out = jax.vmap(of_one)(slots, *(stack_p.bind(x, size=size) for x in child))
+    out = by_rows(of_one, [0] * (1 + len(child)))(slots, *(stack_p.bind(x, size=size) for x in child))
     present = slots < count
 
     def only(x: ArrayLike, padding: ArrayLike) -> jax.Array:

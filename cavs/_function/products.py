@@ -109,18 +109,16 @@ def _product(
     Its derivatives are plain products, because tangents may have another range than the values.
     """
 
-    def plain(a: jax.Array, b: jax.Array, *_: jax.Array) -> jax.Array:
+    def plain(a: jax.Array, b: jax.Array, exponents: Exponents) -> jax.Array:
         return _plain(a, b, axes, precision, jnp.float32)
 
-    def scaled(a: jax.Array, b: jax.Array, *known: jax.Array) -> jax.Array:
-        remaining = iter(known)
-        a_exponent, b_exponent = (None if e is None else next(remaining) for e in exponents)
-        return in_float16(a, b, axes, (a_exponent, b_exponent))
+    def scaled(a: jax.Array, b: jax.Array, exponents: Exponents) -> jax.Array:
+        return in_float16(a, b, axes, exponents)
 
-    def product(*operands: jax.Array) -> jax.Array:
-        return lax.platform_dependent(*operands, cuda=scaled, default=plain)
+    def product(a: jax.Array, b: jax.Array, exponents: Exponents) -> jax.Array:
+        return lax.platform_dependent(a, b, exponents, cuda=scaled, default=plain)
 
-    return replaceable(product, plain, batched=True)(a, b, *(e for e in exponents if e is not None))
+    return replaceable(product, plain, batched=True)(a, b, exponents)
 
 
 def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:

@@ -136,8 +136,7 @@ def _inside(eqn: Eqn) -> list[Eqn]:
     """Returns the equations inside of a call or condition, with its operands and results."""
     jaxpr, consts = every_branch(eqn) if is_choice(eqn) else body_of(eqn)
     local: dict[Var, Atom] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
-    for var, value in zip(jaxpr.constvars, consts, strict=True):
-        local[var] = Literal(value, var.aval)
+    local |= {var: Literal(value, var.aval) for var, value in zip(jaxpr.constvars, consts, strict=True)}
     inside, returned = inlined(jaxpr, rename=local)
     computed, results = {v for e in inside for v in e.outvars}, dict[Var, Var]()
     for x, v in zip(returned, eqn.outvars, strict=True):

@@ -89,7 +89,6 @@ def _append(
             continue
         body, consts = body_of(eqn) if branch is None else opened(branch)
         local = dict(zip(body.invars, [get(x) for x in eqn.invars[len(eqn.invars) - len(body.invars) :]], strict=True))
-        for var, value in zip(body.constvars, consts, strict=True):
-            local[var] = Literal(value, var.aval)
+        local |= {var: Literal(value, var.aval) for var, value in zip(body.constvars, consts, strict=True)}
         rename.update(zip(eqn.outvars, _append(body, local, out, calls, where), strict=True))
     return [get(x) for x in jaxpr.outvars]

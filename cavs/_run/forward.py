@@ -116,7 +116,8 @@ def _static_and_eager(
     static: list[Transpose] = []
     eager: list[Transpose] = []
     for k, (part, of_part) in enumerate(zip(batch.parts, batch.rows, strict=True)):
-        values, vjp = with_vjp(functools.partial(static_values, part, of_part), save, (arrays.params,))
+        fixed = {i for i, v in enumerate(part.role.params) if v in part.role.fixed}
+        values, vjp = with_vjp(functools.partial(static_values, part, of_part), save, (arrays.params,), fixed=fixed)
         statics.append(values)
         static += vjp
         rows, vjp = engine.eager_part(batch, k, values, arrays.inputs, arrays.edges, save)

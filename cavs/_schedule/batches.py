@@ -50,15 +50,9 @@ def sorted_batch(
     if not compiled():
         yield ReferenceBatch(graphs, num_kinds, kinds)
         return
-    source = Source(graphs, num_kinds, kinds, fields)
-    try:
-        batch = CompiledBatch(source)
-        try:
+    with contextlib.closing(Source(graphs, num_kinds, kinds, fields)) as source:
+        with contextlib.closing(CompiledBatch(source)) as batch:
             yield batch
-        finally:
-            batch.close()
-    finally:
-        source.close()
 
 
 def schedule_batch(graphs: Graphs, options: Options) -> Schedule:

@@ -101,7 +101,21 @@ def lazy_gradients(
     env |= {v: local[v] for e in eqns for v in e.outvars}
 
     located = operands(part, rows, span, memory, values) if direct else {}
-    return _sums(part, rows, span, memory, env, cuts, own, direct, located, exponents or {})
+    place: dict[Atom, int] = {v: i for i, v in enumerate(part.recurrent.statics)}
+    totals: Floats = {}
+    products: list[LazyProduct] = []
+    for use in part.reverse.uses:
+        n = span.size_in(use.domain)
+        counted = own and (own.edges if use.domain == EDGE else own.rows)
+        if direct and (product := _direct_product(part, use, place, env, located, direct.cuts, n)):
+            products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
+            continue
+        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, counted, exponents or {}):
+            totals[i] = totals[i] + ct if i in totals else ct
+    if direct and products:
+        sums = direct.products(products)
+        totals = merged(totals, {i: ct.reshape(memory.statics[i].shape) for i, ct in sums.items()})
+    return totals
 
 
 def not_joined(cts: Env, gradients: Floats) -> Env:
@@ -115,36 +129,6 @@ def not_joined(cts: Env, gradients: Floats) -> Env:
         return cts
     _, tied = barrier((list(gradients.values()), list(cts.values())))
     return dict(zip(cts, tied, strict=True))
-
-
-def _sums(
-    part: Split,
-    rows: Rows,
-    span: RowSpan,
-    memory: Memory,
-    env: Env,
-    cuts: Env,
-    own: OwnRows | None,
-    direct: Direct | None,
-    located: dict[Var, Operand],
-    exponents: Mapping[Var, jax.Array],
-) -> Floats:
-    """Returns the sums of what all equations add to the cotangents."""
-    place: dict[Atom, int] = {v: i for i, v in enumerate(part.recurrent.statics)}
-    totals: Floats = {}
-    products: list[LazyProduct] = []
-    for use in part.reverse.uses:
-        n = span.size_in(use.domain)
-        counted = own and (own.edges if use.domain == EDGE else own.rows)
-        if direct and (product := _direct_product(part, use, place, env, located, direct.cuts, n)):
-            products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
-            continue
-        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, counted, exponents):
-            totals[i] = totals[i] + ct if i in totals else ct
-    if direct and products:
-        sums = direct.products(products)
-        totals = merged(totals, {i: ct.reshape(memory.statics[i].shape) for i, ct in sums.items()})
-    return totals
 
 
 def _direct_product(
