@@ -13,7 +13,7 @@ from jax import lax
 import cavs
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.ruled import replaceable
-from cavs.kernels import native_unavailable
+from cavs.kernels import H200, Target, native_unavailable, persistent
 from tests.random_compositions import ALL, TARGETS, Case, arguments, case_of, check, compared, plain_layers
 from tests.slow import few, only
 from tests.truth import assert_close
@@ -171,6 +171,18 @@ def test_functions_of_vertices_and_what_was_compiled_for_them_are_freed() -> Non
         del model
     gc.collect()
     assert not [how for how, F in alive.items() if F() is not None]
+
+
+@pytest.mark.skipif(persistent.unsupported(H200) is not None, reason=str(persistent.unsupported(H200)))
+def test_functions_that_do_not_fit_the_kernels_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason was kept as an error, whose frames refer to all callers and their arrays, those of JAX among them."""
+    monkeypatch.setattr(Target, "here", staticmethod(lambda: H200))
+    model = Model()
+    jax.jit(model.loss).trace(jnp.eye(3))
+    alive = weakref.ref(model.F)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 def test_what_replaces_a_function() -> None:

@@ -216,7 +216,7 @@ def _placed(params: PyTree, loader: Loader) -> PyTree:
             return x.addressable_data(0) if of_mesh(x) and x.is_fully_replicated else x
         if not isinstance(x, jax.Array) or not x.committed:
             return x
-        same = isinstance(x.sharding, NamedSharding) and np.array_equal(x.sharding.mesh.devices, mesh.devices)
+        same = isinstance(x.sharding, NamedSharding) and np.array_equal(np.asarray(x.sharding.mesh.devices), mesh.devices)
         return x if same else jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
 
     return jax.tree.map(placed, params)

@@ -274,8 +274,8 @@ def recurrence_of(
     layouts decide the precision of products.
     """
     outcome = _recurrence_of(plan, name, Way(forward, forest or (forward and not keep), keep or not forward), target)
-    if isinstance(outcome, Unfit):
-        raise outcome
+    if isinstance(outcome, str):
+        raise Unfit(outcome)
     return outcome
 
 
@@ -286,7 +286,7 @@ def scaled_forward_of(plan: FunctionPlan, name: str | None, forest: bool, keep: 
     Returns `None` if F bounds the leaves, too, or does not bound the others, or if products read anything but states.
     """
     outcome = _recurrence_of(plan, name, Way(True, forest or not keep, keep, scaled=True), target)
-    return None if isinstance(outcome, Unfit) else outcome
+    return None if isinstance(outcome, str) else outcome
 
 
 def forward_of(plan: FunctionPlan, name: str | None, shape: Shape, keep: bool, target: Target) -> Recurrence:
@@ -313,12 +313,12 @@ def is_long(recurrence: Recurrence, shape: Shape, target: Target) -> bool:
 
 
 @memoized
-def _recurrence_of(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence | Unfit:
-    """Returns the recurrence, or the reason why the kernels cannot compute it."""
+def _recurrence_of(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence | str:
+    """Returns the recurrence, or why the kernels cannot compute it: an error would keep the frames of all callers alive."""
     try:
         return _scaled(plan, name, way, target) if way.scaled else _recurrence(plan, name, way, target)
     except Unfit as e:
-        return e
+        return str(e)
 
 
 def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:
@@ -338,8 +338,8 @@ def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) 
 def _scaled(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:
     """Returns what `scaled_forward_of` does. Raises `Unfit` in place of `None`."""
     plain = _recurrence_of(plan, name, way._replace(scaled=False), target)
-    if isinstance(plain, Unfit):
-        raise plain
+    if isinstance(plain, str):
+        raise Unfit(plain)
     reason = "its products cannot be in scaled float16"
     states, largest = _states_of_products(plain.program), state_bounds(plan, leaves=False)
     if PRECISIONS[plain.precision].instead_of or not states or any(largest[i] == math.inf for i in states):
