@@ -13,8 +13,9 @@ import pytest
 import cavs
 from cavs._graphs.counted import counted
 from cavs._schedule.schedule import padding_of
-from cavs.kernels import native_unavailable
+from cavs.kernels import H200, Target, native_unavailable, persistent
 from tests.odd_graphs import BATCHES, GRAPHS, joined, random_binary_tree
+from tests.persistent_programs import INTERPRETED
 from tests.programs import PROGRAMS
 from tests.slow import few
 from tests.truth import assert_close
@@ -42,6 +43,40 @@ def test_a_graph_alone_and_in_a_batch(name: str) -> None:
         rows = slice(*batch.vertex_offsets[g : g + 2])
         alone = gradient(batch[g], inputs[rows], ct[rows])
         assert_close(alone, tuple(x[rows] for x in together), 1e-12)
+
+
+@pytest.mark.parametrize("engine", ["scan", "native", "persistent"])
+@pytest.mark.parametrize("lazy_push", [False, True])
+def test_batches_whose_vertices_have_no_children(engine: str, lazy_push: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between batches of chains, in the same shape: the rows of their leaves are not those of vertices with children."""
+    reasons = {"scan": None, "native": native_unavailable(), "persistent": persistent.unsupported(H200)}
+    if reasons[engine]:
+        pytest.skip(reasons[engine])
+
+    def chained(w: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.pull() + v.gather(0) @ w)
+        v.scatter(h)
+        v.push(h @ w if lazy_push else h)
+
+    F, rng = cavs.VertexFunction(chained, state=(16,), arity=1), np.random.default_rng(0)
+    graphs = cavs.from_lengths([3, 1, 2])
+    w, x = (rng.normal(0, 0.4, shape).astype(np.float32) for shape in ((16, 16), (graphs.num_vertices, 16)))
+    if engine == "persistent":
+        monkeypatch.setattr(Target, "here", staticmethod(lambda: H200))  # whose schedules have scripts
+    sample = lambda s: (s.sched, s.sched.pad(x[slice(*graphs.vertex_offsets[s.numbers[0] : s.numbers[0] + 2])]))  # noqa: E731
+    loader = cavs.data.Loader(graphs, 1, collate=sample, shapes=1, seed=None, steps=1, ahead=0)
+    for (sched, rows), graph in zip(loader, graphs, strict=True):
+
+        def loss(w: Any, rows: Any, by: Any, weights: Any, sched: Any = sched, graph: Any = graph) -> Any:
+            out = cavs.interpret(F, w, graph, rows) if by is None else cavs.run(F, w, sched, rows, engine=by)
+            return (jnp.sin(out)[: len(weights)] * weights).sum()
+
+        n, by = graph.num_vertices, INTERPRETED if engine == "persistent" else engine
+        weights = rng.normal(size=(n, 16)).astype(np.float32)
+        value, (dw, dx) = jax.value_and_grad(loss, (0, 1))(w, rows, by, weights)
+        want = jax.value_and_grad(loss, (0, 1))(w, np.asarray(rows)[:n], None, weights)
+        assert_close((value, (dw, dx[:n])), want, 2e-3)
+        assert not np.asarray(dx)[n:].any()
 
 
 @pytest.mark.parametrize(("last", "engine"), few([(400, "native"), (40, "scan")], 1))

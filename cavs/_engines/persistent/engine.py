@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Gradients, Job
 from cavs._engines.persistent.bounds import gathered_operands, powers_of_operands, state_bounds
 from cavs._engines.persistent.chip import MEASURED, WIDE, LaunchOptions, Layouts, can_stay, configure, source, too_wide
-from cavs._engines.persistent.launch import LaunchArrays, gathered, launch, leaf_exponent, parents, some_rows
+from cavs._engines.persistent.launch import LaunchArrays, gathered, inner_row, launch, leaf_exponent, parents, some_rows
 from cavs._engines.persistent.launch_calls import marked
 from cavs._engines.persistent.lower import OF_PARENTS, PARENT, PARENT_SLOT, Recurrence, forward_of, recurrence_of
 from cavs._engines.persistent.wide_levels import possible
@@ -261,7 +261,7 @@ def _gradients(batch: Batch, k: int, saved: Saved, cotangents: Cotangents, launc
     statics = list(cotangents.statics)
     statics[k] = merged(merged(statics[k], of_lazy), floats(of_eager))
     # One kind has children, so its rows follow one another.
-    ct_inputs = take_rows(cotangents.inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
+    ct_inputs = take_rows(cotangents.inputs, ct_pulled, jnp.asarray(sched.row), inner_row(sched), rows.count)
     ct_edges = put_rows(cotangents.edges, ct_edge, rows.edge_row, rows.real_edges.sum())
     return Gradients(statics, ct_inputs, ct_edges)
 

@@ -84,7 +84,7 @@ def launch(
     program, states = recurrence.program, inputs.states
     configs, wide_rows = launch_configs(recurrence, options, sched.shape)
     constants, weights = _constants(recurrence, inputs.statics, [leaf_exponent(states[i], sched) for i in recurrence.scaled])
-    integers = integers_of(recurrence, rows, sched, sched.task_row[0], wide_rows if len(configs) > 1 else None, inputs.row)
+    integers = integers_of(recurrence, rows, sched, inner_row(sched), wide_rows if len(configs) > 1 else None, inputs.row)
     tensors = inputs.tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     leaves = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
     int32s = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
@@ -104,6 +104,14 @@ def launch(
     return out, lost
 
 
+def inner_row(sched: Schedule) -> jax.Array:
+    """Returns the row of the first vertex with children, also if a batch has none. These vertices follow the leaves.
+
+    It is `sched.task_row[0]`, but for batches without tasks.
+    """
+    return sched.shape.pad + jnp.asarray(sched.leaf_count).sum(dtype=jnp.int32)
+
+
 def leaf_exponent(state: jax.Array, sched: Schedule, least: float = 0.0) -> jax.Array:
     """Returns the exponent of the largest number that the leaves of a batch scatter; see `exponent_of`.
 
@@ -112,7 +120,7 @@ def leaf_exponent(state: jax.Array, sched: Schedule, least: float = 0.0) -> jax.
     `state`: (rows, ...). The rows of the leaves must have been written.
     """
     leaves = state[: sched.shape.pad + sum(sched.shape.leaves)]
-    return exponent_of(mask_rows(leaves, jnp.arange(len(leaves)) < sched.task_row[0]), least)
+    return exponent_of(mask_rows(leaves, jnp.arange(len(leaves)) < inner_row(sched)), least)
 
 
 def _constants(
