@@ -50,9 +50,9 @@ def sorted_batch(
     if not compiled():
         yield ReferenceBatch(graphs, num_kinds, kinds)
         return
-    with contextlib.closing(Source(graphs, num_kinds, kinds, fields)) as source:
-        with contextlib.closing(CompiledBatch(source)) as batch:
-            yield batch
+    closing = contextlib.closing
+    with closing(Source(graphs, num_kinds, kinds, fields)) as source, closing(CompiledBatch(source)) as batch:
+        yield batch
 
 
 def schedule_batch(graphs: Graphs, options: Options) -> Schedule:

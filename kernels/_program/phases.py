@@ -84,7 +84,7 @@ def cut(
     """
     for e in eqns:
         check_known(e)
-    check_dtypes(outputs, "a state, or what a vertex pushes")
+    check_dtypes(outputs, "a value that levels store")
     valid, unit = unit_of(eqns, domains, sources, multiple)
     for e in eqns:
         check(e, domains, valid)

@@ -107,7 +107,7 @@ def launch(
 def inner_row(sched: Schedule) -> jax.Array:
     """Returns the row of the first vertex with children, also if a batch has none. These vertices follow the leaves.
 
-    It is `sched.task_row[0]`, but for batches without tasks.
+    `sched.task_row[0]` is the same row, but 0 if a batch has no tasks.
     """
     return sched.shape.pad + jnp.asarray(sched.leaf_count).sum(dtype=jnp.int32)
 
