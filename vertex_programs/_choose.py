@@ -155,7 +155,15 @@ def choose_program(given: str | None, parts: dict[str, cavs.Graphs], layers: int
 
 
 def create_program(name: str, sizes: Sizes) -> Any:
-    """Creates a program. Raises a `ProgramError` if the sizes do not fit it."""
+    """Creates a program.
+
+    Args:
+        name: The name of the program, one of `PROGRAMS`.
+        sizes: Its sizes.
+
+    Raises:
+        ProgramError: The sizes do not fit the program.
+    """
     if name == "tree-fc" and sizes.inputs != sizes.hidden:
         text = f"inputs: got {sizes.inputs}; expected {sizes.hidden}, the hidden size"
         raise ProgramError(f"{text}, because in tree-fc the state of a leaf is its input.")
@@ -163,7 +171,17 @@ def create_program(name: str, sizes: Sizes) -> Any:
 
 
 def run_program(program: Any, params: Any, sched: cavs.Schedule, inputs: Array) -> jax.Array:
-    """Runs a program of the table. Returns its pushes, (Vp, H)."""
+    """Runs a program that `create_program` created.
+
+    Args:
+        program: The program.
+        params: Its parameters, as returned by `init`.
+        sched: A schedule of the graphs, which need no kinds.
+        inputs: x of each vertex, float[V, E], as for `cavs.run`.
+
+    Returns:
+        h of each vertex, (V, H), in the order of the rows of `cavs.run`.
+    """
     if isinstance(program, MultiLayerLSTM):
         return program.run(params, sched, inputs)
     if isinstance(program, RvNN):  # as one function for graphs without kinds

@@ -49,9 +49,10 @@ def dropout(x: Array, rate: float, key: Key | None) -> Array:
     """Applies dropout (Srivastava et al., 2014) with a mask that is a function of `key`.
 
     Args:
-        x: The values.
-        rate: The probability with which an entry becomes zero. The other entries are scaled by 1 / (1 - rate).
-        key: A key of `jax.random`, or a key for each row of `x`, or None for no dropout.
+        x: float[N, ...], the values.
+        rate: The probability with which an entry becomes zero, rounded to a multiple of 2^-16. The other entries are scaled by
+            1 / (1 - rate).
+        key: A key of `jax.random`, or the `RowKeys` of the N rows, or None for no dropout.
 
     Returns:
         An array of the shape of `x`, or `x` itself without dropout.

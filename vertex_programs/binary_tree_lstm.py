@@ -13,7 +13,7 @@ from cavs.vertex_programs._initialisers import glorot, one_program
 
 @dataclasses.dataclass(frozen=True)
 class BinaryTreeLSTM:
-    """Binary Tree-LSTM: Tai, Socher and Manning, 2015, equations 2-8; Cavs (Xu et al., 2018), figure 4 with N = 2.
+    """Binary Tree-LSTM: Tai, Socher and Manning, 2015, equations 2-8; Cavs, figure 4 with N = 2.
 
     With h = h_1 + h_2, and zeros for the state of a missing child,
 

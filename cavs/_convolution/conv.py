@@ -41,8 +41,7 @@ def conv(
         x: float[N, H, W, C], the images.
         w: float[3, 3, C, K], the filters.
         padding: "SAME", "VALID", or zeros ((above, below), (left, right)).
-        precision: As in `jax.lax.conv_general_dilated`. Of float32 products, each sum's error is about that of a direct
-            convolution, or smaller.
+        precision: as in `jax.lax.conv_general_dilated`. In float32, errors are about those of a direct convolution, or smaller.
         algorithm: "xla" or "winograd" instead of what is fastest. "winograd" takes the first candidate, without measuring.
 
     Returns:
@@ -52,7 +51,7 @@ def conv(
         TypeError: `x` and `w` are not arrays of floats of one dtype.
         ValueError: a shape, `padding` or `algorithm` is not as above; or `algorithm="winograd"` cannot run here.
 
-    Source: MegaKernels (Jia et al. 2022), sections 4 to 6.
+    Source: MegaKernels (Jia et al., 2020), sections 3 to 6; Lavin and Gray, 2016.
     """
     x, w = _checked(x, w)
     pads = _pads(padding)
@@ -70,10 +69,10 @@ def explain_conv(x: Any, w: Any, padding: Padding = "SAME", *, precision: Any = 
     """Returns which algorithm runs `conv` for arrays of these shapes, and its gradient with respect to the filters, and why.
 
     Args:
-        x: The images: an array or a `jax.ShapeDtypeStruct`.
-        w: The filters.
-        padding: As in `conv`.
-        precision: As in `conv`.
+        x: float[N, H, W, C], the images: an array or a `jax.ShapeDtypeStruct`.
+        w: float[3, 3, C, K], the filters: the same.
+        padding: as in `conv`.
+        precision: as in `conv`.
     """
     x, w = (jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in (x, w))
     _check_shapes(x, w)

@@ -119,7 +119,7 @@ def print_scores(found: Mapping[str, Any], title: str = "", console: "Console | 
 
 
 def shown(value: object) -> str:
-    """A score as text: four digits, and `-` for `None`."""
+    """Returns a score as text: numbers with four digits, `-` for `None`."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))

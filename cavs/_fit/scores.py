@@ -220,7 +220,7 @@ def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
 
 
 class Errors(TypedDict):
-    """The scores of predicted numbers; see [`cavs.data.errors`][]."""
+    """A dict with the scores of predicted numbers, as [`cavs.data.errors`][] returns it."""
 
     count: int
     rmse: float

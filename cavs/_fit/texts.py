@@ -11,7 +11,11 @@ from cavs._graphs.graphs import Graphs, check_graphs
 
 
 def named(graphs: Graphs) -> Graphs:
-    """The same graphs with named inputs and labels: words or numbers; without inputs, the kinds; without kinds, one name."""
+    """Returns the same graphs with names for `input_id` and `label`, which are their numbers if there are no names.
+
+    Graphs without `input_id` get their kinds in its place, and graphs without kinds one name, "vertex", for all vertices.
+    Labels that are not integers stay as they are.
+    """
     ids, names = graphs.input_id, graphs.vocab
     if ids is None:
         ids, names = graphs.kind, graphs.kind_names
@@ -33,7 +37,7 @@ def _numbers(ids: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def label_names(parts: Iterable[Graphs]) -> tuple[str, ...]:
-    """The labels of all parts: numbers in ascending order, other names by first appearance."""
+    """Returns the names of the labels of several data sets: numbers in ascending order, other names by first appearance."""
     names = [*dict.fromkeys(name for graphs in parts for name in graphs.label_names or ())]
     return tuple(sorted(names, key=int) if all(map(str.isdecimal, names)) else names)
 
@@ -105,25 +109,29 @@ def _named_inputs(graphs: Graphs, function: str) -> tuple[np.ndarray, tuple[str,
 
 
 def graph_of(graphs: Graphs) -> np.ndarray:
-    """(V,) the number of the graph of each vertex. Raises a `TypeError` if `graphs` is something else."""
+    """Returns the number of the graph of each vertex, int64[V]. Raises a `TypeError` if `graphs` is something else."""
     check_graphs(graphs, "graph_of(graphs)")
     return np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets))
 
 
 def words_of(graphs: Graphs) -> list[str]:
-    """The word of each vertex, "" if it reads nothing."""
+    """Returns the word of each vertex, V of them; "" if it reads nothing. Raises a `ValueError` if the graphs have no words."""
     ids, names = _named_inputs(graphs, "words_of")
     return [*map([*names, ""].__getitem__, ids.tolist())]
 
 
 def sentences_of(graphs: Graphs) -> list[str]:
-    """The words of each graph, in the order of its vertices."""
+    """Returns a text for each graph: its words, in the order of its vertices. Raises a `ValueError` if there are no words."""
     words = words_of(graphs)
     return [" ".join(filter(None, words[a:b])) for a, b in pairwise(graphs.vertex_offsets.tolist())]
 
 
 def phrases_of(graphs: Graphs) -> list[str]:
-    """The text of each vertex: its word; in trees, for a vertex without a word, the texts of its children in order."""
+    """Returns the text of each vertex: its word; in trees, for a vertex without a word, the texts of its children in order.
+
+    Raises:
+        ValueError: the graphs have no words.
+    """
     texts, ends = words_of(graphs), graphs.child_offsets.tolist()
     rows = graphs._edges[1]
     if np.bincount(rows, minlength=1).max() > 1:  # in a DAG the texts could be exponentially long

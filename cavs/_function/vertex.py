@@ -45,7 +45,7 @@ def _left_out(params: PyTree, v: "Vertex") -> NoReturn:
 
 
 class VertexFunction(Generic[Pushed]):
-    """A static vertex function F, written once for one vertex: `fn(params, v)`.
+    """A static vertex function F, written once for one vertex: `fn(params, v)` (Cavs, section 3.1).
 
     ```python
     def tree_fc(params, v):

@@ -76,7 +76,7 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
     The result and its gradient are the same as for the whole batch, up to rounding, if the loss is a sum over graphs, or
     follows from [`cavs.data.total`][] and [`cavs.data.mean`][], which are over the whole batch. Forward and backward of one
     sub-batch run before the next one starts, and gradients are added up: the batch takes the memory of a sub-batch, and one
-    more copy of the gradients.
+    more copy of the gradients (moDNN, section 5.1).
 
     ```python
     parts = cavs.memory.deal(graphs, 8)                                       # eight sub-batches

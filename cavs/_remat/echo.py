@@ -46,9 +46,10 @@ def recompute(
     """Returns `fn` with a derivative that keeps less of the forward, and computes the rest again in the backward.
 
     The kept values are a minimum cut of the traced function: the fewest bytes from which the backward can compute all that it
-    reads. Unlike with `jax.checkpoint`, you place nothing and name nothing, and the bodies of `lax.scan` are planned, too.
-    Kept masks take one bit an element. If the largest product is followed by a loss that treats its rows alike, such as that of
-    a vocabulary, blocks of rows run one after another.
+    reads (Echo, Zheng et al., 2020, section IV). Unlike with `jax.checkpoint`, you place nothing and name nothing, and the
+    bodies of `lax.scan` are planned, too. Kept masks take one bit an element. If a loss treats the rows of the largest product
+    alike, such as the logits of a vocabulary, it is computed in blocks of rows.
+
     Gradients are those of `fn`, up to rounding; random numbers are recomputed from their keys, so they are the same. If the
     plan predicts no gain, it keeps everything, as `jax.grad` does.
 
@@ -61,8 +62,9 @@ def recompute(
     Args:
         fn: any function of pytrees of arrays that JAX can differentiate in reverse mode.
         budget: the temporary memory that the forward and the backward of `fn` may need, apart from arguments and results:
-            bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"`. The fastest plan that is predicted to
-            fit is taken; it may run matrix products and loops twice. None: the smallest plan that runs none of them twice.
+            bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"`. Up to five plans, which may run matrix
+            products and loops twice, are compiled, and the fastest that fits is taken. None: the smallest plan that runs
+            none of them twice; nothing is compiled.
         static_argnums: positional arguments that are not arrays, as in `jax.checkpoint`.
         names: what to do with values that you named with `jax.ad_checkpoint.checkpoint_name`, whatever the plan would
             choose: `{"gates": "recompute"}` never keeps them, `"keep"` always does, and `"offload"` keeps them in the memory of

@@ -59,6 +59,8 @@ def run(
 
     V is the number of vertices and Vp = `sched.shape.vertices` the padded number.
 
+    Source: Cavs, sections 3.3 to 3.5; VPPS, section III, for engine `persistent`.
+
     Args:
         F: the vertex function.
         params: a pytree of arrays, which F receives as its first argument.

@@ -125,7 +125,7 @@ def tune(
     precision of products. If a layout changes, functions that JAX has compiled in this process are compiled again when they are
     called next. The results of a step stay the same but for rounding. Forward and backward launches are timed one after
     another, each as part of whole passes over the batch. [`cavs.data.step`][] does the same with a few layouts, in a few
-    seconds, and never again for layouts that were tuned here.
+    seconds, and never again for layouts that were tuned here (VPPS, section III-A).
 
     ```python
     print(cavs.tune(F, params, sched, inputs))

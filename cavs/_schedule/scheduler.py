@@ -36,7 +36,7 @@ def schedule(
     scripts: bool | None = None,
     segments: int = 1,
 ) -> Schedule:
-    """Schedules a batch of graphs: Cavs' Algorithm 1, in which task t is the set of all activated vertices.
+    """Schedules a batch of graphs: algorithm 1 of Cavs, section 3.2, in which task t is the set of all activated vertices.
 
     A vertex is activated when its children are evaluated, so its level is its height, which is known since the graphs were
     built. The breadth-first search of a batch is therefore a counting sort. The backward pass runs the tasks in reverse.

@@ -222,7 +222,7 @@ class Step(Generic[State, Metrics]):
         return (in_turn(fun) if Target.here().is_gpu else fun)(state, batches)
 
     def compile_ahead(self, state: PyTree, examples: Sequence[PyTree]) -> None:
-        """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
+        """Compiles the programs of later calls on a thread, in the order of `examples`. A call waits until its own is there.
 
         No layouts are timed for them, as the GPU may be training. To tune, call the step with one batch before.
 

@@ -34,17 +34,15 @@ _kept: list[ctypes.CDLL] = []  # glibc, if it was configured
 def keep_host_memory() -> bool:
     """Configures glibc to keep freed memory in this process.
 
-    XLA's CPU client allocates the temporaries of each step with malloc. By default, glibc maps blocks of more than 32 MB from
-    the system and unmaps them after the step, so that every page faults again in the next step. What that costs depends on the
-    machine: a Tree-LSTM step at hidden 256 with 34 MB of temporaries took 26 ms without this call and 18 ms with it on an AMD
-    EPYC, and a step of 200 trees 56 and 52 ms on an Intel Xeon (2026-11-26). The price is that memory once used is not returned
-    to the system before the process ends. Blocks of more than 100 MB are returned at once if glibc allows it (2.36 does), so
-    that larger steps gain nothing. After each compilation, a function decorated with [`cavs.data.step`][] returns what is free.
-    All threads share four of glibc's arenas. The peak of 64 to 512 trees was 0.8 to 1.1 times that without this call.
+    Call it first, before JAX starts its threads, as `cavs train` does. It applies to the whole process. If there is an NVIDIA
+    GPU, it does nothing, unless `JAX_PLATFORMS=cpu`, because XLA compiles for a GPU on many threads.
 
-    The setting applies to the whole process, so `import cavs` does not change it. Call this function first, before JAX starts
-    its threads, as `cavs train` does. If there is an NVIDIA GPU, it does nothing, unless `JAX_PLATFORMS=cpu`: XLA compiles for
-    a GPU on many threads.
+    XLA allocates the temporaries of a step on a CPU with malloc. By default, glibc maps blocks of more than 32 MB from the
+    system and unmaps them after the step, so that every page faults again in the next step. A Tree-LSTM step at hidden 256 with
+    34 MB of temporaries took 26 ms without this call and 18 ms with it on an AMD EPYC, and a step of 200 trees 56 and 52 ms on
+    an Intel Xeon (2026-11-26). In return, the process keeps its memory until it ends; a function decorated with
+    [`cavs.data.step`][] returns that of compilations. Threads share four of glibc's arenas. The peak of 64 to 512 trees was 0.8
+    to 1.1 times the peak without this call. With glibc 2.36, blocks of more than 100 MB still go back after every step.
 
     Returns:
         Whether the setting was made. `False` on systems other than Linux with glibc, and if JAX will use a GPU.
@@ -96,9 +94,9 @@ def keeps_much() -> bool:
 
 
 def compile_quickly() -> None:
-    """Lets XLA compile quickly on a CPU, unless `XLA_FLAGS` has options of its code generator.
+    """Selects XLA's older code generator for CPUs, which compiles a step in half of the time.
 
-    XLA's older code generator compiles a step in half of the time. `cavs train` calls this. Call it before JAX compiles.
+    Call it before JAX compiles, as `cavs train` does. It changes nothing if `XLA_FLAGS` has options of the code generator.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if starts_on_cpu() and "xla_backend_extra_options" not in flags:

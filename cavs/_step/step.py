@@ -41,14 +41,14 @@ class BudgetOptions(StepOptions, total=False):
 
 
 class StepInBudget(Generic[State, Metrics]):
-    """A training step whose batches come in parts, see `memory` of [`cavs.data.step`][].
+    """A training step that computes batches in parts. Created by [`cavs.data.step`][] with `memory`.
 
     Args:
         fun: `fun(state, batch, loss)`, which returns the new state and metrics.
-        loss: as in `cavs.memory.plan`.
-        budget: as `bytes_of` returns it.
-        how: `collate` and `axis`.
-        compiled: from a step of a state and a batch to one that runs compiled, with a method `lower`.
+        loss: as in [`cavs.memory.plan`][].
+        budget: as [`cavs.memory.bytes_of`][] returns it.
+        how: the arguments `collate` and `axis` of [`cavs.memory.plan`][].
+        compiled: compiles a step of a state and a batch. The result has a method `lower`.
     """
 
     def __init__(
