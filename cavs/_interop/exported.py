@@ -47,6 +47,9 @@ class Exported:
     """Exported forwards, one per schedule shape. Created by [`cavs.interop.export_server`][],
     [`cavs.interop.export_forward`][] and [`cavs.interop.load_forward`][].
 
+    `serve` takes any graphs. `exported(params, sched, inputs)` runs a schedule of one of `shapes`, with inputs padded by
+    `sched.pad`; it raises a `ValueError` if the shape was not exported or an array does not fit.
+
     Attributes:
         shapes: the schedule shapes. `cavs.schedule(batch, shapes=list(exported.shapes))` chooses one of them if the batch fits.
         programs: the `jax.export.Exported` of each shape.

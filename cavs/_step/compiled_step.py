@@ -103,7 +103,7 @@ MSG_NO_LAUNCHES = (
 
 
 class Step(Generic[State, Metrics]):
-    """A compiled training step. Created by [`cavs.data.step`][].
+    """A compiled training step. Created by [`cavs.data.step`][]; a call `step(state, batches)` is one dispatch.
 
     Attributes:
         compiling: (k, n) while the k-th of n programs is being compiled, else `None`.

@@ -56,6 +56,9 @@ class Log:
     | `waiting` | the fraction in which the loop waited for batches of the loader |
     | `host` | the rest of the time that the loop was busy: dispatches, and the user's own Python code |
 
+    `log(values, steps)` adds the results of a dispatch of `steps` training steps, by default of the batches that the loop has
+    received since the call before. It raises what a writer raised.
+
     A thread waits for the results and calls `writers`, so the loop never waits. On a GPU, `device` should be near 1. If
     `waiting` is high, let `collate` do less; if `host` is high and `device` low, use more `steps` per dispatch. On a CPU, XLA
     may compute during a dispatch, so `device` and `host` may overlap.

@@ -43,6 +43,8 @@ class BudgetOptions(StepOptions, total=False):
 class StepInBudget(Generic[State, Metrics]):
     """A training step that computes batches in parts. Created by [`cavs.data.step`][] with `memory`.
 
+    A call `step(state, batch)` takes one batch, as `plan` does.
+
     Args:
         fun: `fun(state, batch, loss)`, which returns the new state and metrics.
         loss: as in [`cavs.memory.plan`][].
