@@ -1,4 +1,4 @@
-"""A Hopper GPU with a JAX that is too old for its kernels: one warning, and a cure."""
+"""What is wrong with JAX itself: one warning, and a cure."""
 
 import sys
 import warnings
@@ -36,3 +36,32 @@ def test_others_are_not_warned(target, version, monkeypatch):
         warnings.simplefilter("error")
         choose._warn_once_if_held_back(target)
     choose._warn_once_if_held_back.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "flags, target, warned",
+    [
+        ("--xla_gpu_deterministic_ops=true", H200, "--xla_gpu_deterministic_ops"),
+        ("--a=1 --xla_gpu_exclude_nondeterministic_ops", H200, "--xla_gpu_exclude_nondeterministic_ops"),
+        (
+            "--xla_gpu_deterministic_ops=true --xla_gpu_enable_scatter_determinism_expander=false",
+            H200,
+            "--xla_gpu_deterministic",
+        ),
+        ("--xla_gpu_deterministic_ops=true --xla_disable_hlo_passes=dce,scatter_determinism_expander", H200, ""),
+        ("--xla_gpu_deterministic_ops=false", H200, ""),
+        ("--xla_gpu_deterministic_ops=true", Target("cpu"), ""),
+        ("", H200, ""),
+    ],
+)
+def test_deterministic_scatters_get_one_warning_with_the_cure(flags, target, warned, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    choose._warn_once_of_wrong_scatters.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        choose._warn_once_of_wrong_scatters(target)
+        choose._warn_once_of_wrong_scatters(target)
+    texts = [str(w.message) for w in caught]
+    assert len(texts) == bool(warned)
+    assert not warned or (warned in texts[0] and "--xla_disable_hlo_passes=scatter_determinism_expander" in texts[0])
+    choose._warn_once_of_wrong_scatters.cache_clear()

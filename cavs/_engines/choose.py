@@ -1,6 +1,8 @@
 """The choice of an engine: the one that the user asked for, or else the one that fits and should be fastest."""
 
 import functools
+import os
+import re
 import warnings
 
 from cavs._engines.engine import Engine, Job
@@ -41,6 +43,7 @@ def choose_engine(engine: str | Engine | None, job: Job) -> Engine:
     `job`: what it is to run. Raises `EngineError` if the engine that was asked for cannot run the job.
     """
     user_engine = engine_of(engine)
+    _warn_once_of_wrong_scatters(job.target)
     if user_engine is None:
         _warn_once_if_held_back(job.target)
         return _best_for(job)
@@ -60,6 +63,19 @@ def _warn_once_if_held_back(target: Target) -> None:
     if persistent.held_back(target):
         reason = persistent.unsupported(target)
         warnings.warn(f"cavs: this GPU could run the fast engine, persistent, but it cannot run here: {reason}.", stacklevel=2)
+
+
+@functools.cache
+def _warn_once_of_wrong_scatters(target: Target) -> None:
+    """Warns of XLA's deterministic scatters, which are wrong where a whole axis precedes an indexed one (JAX 0.11.2)."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    deterministic = re.search(r"--xla_gpu_(deterministic|exclude_nondeterministic)_ops(?!=(false|0))", flags)
+    if target.is_gpu and deterministic and not re.search(r"--xla_disable_hlo_passes=\S*scatter_determinism_expander", flags):
+        warnings.warn(
+            f"cavs: XLA_FLAGS has {deterministic[0]}, with which XLA computes wrong numbers under jax.vmap, "
+            "and for gradients of h[indices] in F. Add --xla_disable_hlo_passes=scatter_determinism_expander, which is slower.",
+            stacklevel=2,
+        )
 
 
 def explain_engines(plan: FunctionPlan, target: Target, job: Job | None) -> list[str]:
