@@ -85,7 +85,7 @@ INTEGERS = [
     "{0} * 1000003 * ({1} + 7)", "jnp.where({0} != {1}, {0} + 1, -{1})",
 ]  # fmt: skip
 MORE_INTEGERS = [
-    "~{0}", "{0} << 2", "({0} - 9) >> 1", "jax.lax.shift_right_logical({0} - 9, 28)", "{0} // 3", "({0} - 5) % 3",
+    "~{0}", "{0} << 2", "({0} - 9) >> 1", "jax.lax.shift_right_logical({0} - 9, 0 * {0} + 28)", "{0} // 3", "({0} - 5) % 3",
     "jax.lax.population_count({0} * 77)", "jax.lax.clz({0})", "(300 * {0}).astype(jnp.uint8).astype(jnp.int32)",
     "(100 * {0}).astype(jnp.int8).astype(jnp.int32)", "({0}.astype(jnp.uint32) * 0x9E3779B9 >> 16).astype(jnp.int32)",
     "jax.lax.rem({0} - 5, jnp.full_like({0}, 3))", "jax.lax.div({0} - 9, {1} + 1)", "{0}.astype(jnp.int64).astype(jnp.int32)",
