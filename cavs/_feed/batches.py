@@ -104,7 +104,8 @@ def check_bits(tree: PyTree, where: str) -> None:
             masked = "masked " * np.ma.is_masked(x)
             got = f"{masked}values of dtype {x.dtype}" if isinstance(x, np.ndarray) else repr(x)[:60]
             expected = "numbers, none of them masked, in the byte order of this machine"
-            raise TypeError(f"{where}: got a leaf of {got}; expected {expected}. Write np.asarray(rows, np.float32).")
+            write = "rows.filled(0)" if masked else "np.asarray(rows, np.float32)"
+            raise TypeError(f"{where}: got a leaf of {got}; expected {expected}. Write {write}.")
 
 
 def _is_known(x: np.ndarray) -> bool:

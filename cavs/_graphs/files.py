@@ -41,8 +41,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """
     original, path = path, target_of(path)
     folder, name = os.path.split(path)
-    # The name is unique, because two processes may write the same file at once.
-    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
+    # The name is unique, because two processes may write the same file at once. Names may have 255 bytes.
+    temporary = os.path.join(folder, f".{name[:50]}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         with errors_named(original, temporary):
             with open(temporary, "xb") as file:
