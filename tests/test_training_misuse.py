@@ -179,6 +179,10 @@ def test_masked_arrays_are_refused_by_name(tmp_path: Path) -> None:
     assert not path.exists()
     with pytest.raises(TypeError, match="run: params: " + text):
         cavs.run(cavs.VertexFunction(lambda params, v: v.push(params["a"]), state=(2,)), masked, cavs.schedule(GRAPHS))
+    for mesh in (None, jax.make_mesh((1,), ("data",))):
+        batches = next(iter(cavs.data.Loader(GRAPHS, 4, mesh=mesh)))
+        with pytest.raises(TypeError, match="step: state: " + text):
+            cavs.data.step(lambda state, sched: (state, {}))(masked, batches)
     plain = {"a": np.ma.array(np.ones(2, np.float32))}
     cavs.io.save_params(plain, path)
     assert cavs.io.load_params(path)["a"].tolist() == [1, 1]
