@@ -132,9 +132,10 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
         leaves, treedef = jax.tree.flatten(tree)
         for x in leaves:
             if axes and not isinstance(x, np.ndarray):
+                write = "Omit jnp.asarray and jax.device_put" if isinstance(x, jax.Array) else "Write np.asarray(x)"
                 raise TypeError(
                     f"Loader: collate: got a leaf of type {type(x).__name__}; expected NumPy arrays, as batches are stacked on "
-                    "the host and transferred together. Omit jnp.asarray and jax.device_put."
+                    f"the host and transferred together. {write}."
                 )
         if not axes:
             return tree

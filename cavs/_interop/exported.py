@@ -226,8 +226,8 @@ def _checked_inputs(named: dict[str, Any], serving: Serving, graphs: Graphs) -> 
         out[name] = np.asarray(x)
         if np.shape(x)[:1] != (rows,):
             raise ValueError(
-                f"Exported.serve: inputs: got shape {np.shape(x)} at {name!r}; expected ({rows}, ...), one row per {unit} of the "
-                "batch, without padding."
+                f"Exported.serve: inputs: got shape {np.shape(x)} at {name!r}; expected ({rows}, ...), one row per {unit} of "
+                "the batch, without padding."
             )
     return out
 
