@@ -431,6 +431,14 @@ def test_a_changed_file_is_found_by_any_spelling_of_its_path(tmp_path: Path, mon
             run(keep(tmp_path / "run", files=[path]))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_among_the_files_of_the_data_is_refused(tmp_path: Path) -> None:
+    """Reading it waited for a writer forever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is not a regular file"):
+        run(keep(tmp_path / "run", files=[tmp_path / "pipe"]))
+
+
 def test_a_run_with_another_vocabulary_is_reported(tmp_path: Path) -> None:
     """The parameters were those of the words before, and `model.json` named the others."""
     notes = []
