@@ -46,6 +46,17 @@ def test_edges_three_ways_are_one():
     assert_same(cavs.from_edges(2, []), cavs.from_parents([[-1, -1]]))
 
 
+def test_data_sets_of_pyg_and_labels_of_graphs_get_a_hint():
+    data = SimpleNamespace(edge_index=np.array([[0], [1]]), num_nodes=2)
+    text = r"edge_index: got a list of 2 graphs; expected one, .* cavs.Graphs.concat\(\[from_edge_index\(data\) for"
+    with pytest.raises(TypeError, match=text):
+        cavs.interop.from_edge_index([data, data])
+    for label in ([1], [0.5], [[0.5, 1]]):
+        with pytest.raises(ValueError, match="label: got 1 value; expected 2, one per vertex. For one per graph write gr"):
+            cavs.interop.from_edge_index(data, label=label)
+    assert cavs.interop.from_edge_index(data, graph_label=[0.5]).graph_label.tolist() == [0.5]
+
+
 def test_networkx_labels_may_be_numbers_of_numpy():
     for values, want in (
         ([np.float64(3), None], [3, np.nan]),

@@ -178,6 +178,14 @@ def test_arrays_that_compiled_code_would_misread_are_refused(steps):
         cavs.data.evaluate(lambda params, sched: {}, ["a"], loader(5))
 
 
+@pytest.mark.parametrize(
+    ("leaf", "write"), [(1.0, r"Write np.asarray\(x\)"), (np.float32(1), "Write np.asarray"), (jnp.ones(2), "Omit jnp.asarray")]
+)
+def test_leaves_of_collate_that_cannot_be_stacked_get_a_hint(leaf, write):
+    with pytest.raises(TypeError, match=f"Loader: collate: got a leaf of type .*; expected NumPy arrays, .* {write}"):
+        next(iter(loader(4, steps=2, last="drop", collate=lambda sample: leaf)))
+
+
 def test_a_mesh_is_copied_but_not_pickled():
     """JAX said only that it cannot pickle a device."""
     one = loader(4, mesh=jax.make_mesh((1,), ("data",)))

@@ -418,6 +418,27 @@ def test_a_changed_file_of_the_data_and_other_versions_are_reported(tmp_path: Pa
         run(keep(tmp_path / "run", files=[str(tmp_path / "data")]))
 
 
+def test_a_changed_file_is_found_by_any_spelling_of_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").write_text("1")
+    (tmp_path / "link").symlink_to("data")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run(keep(tmp_path / "run", files=["data"]))
+    (tmp_path / "data").write_text("2")
+    for folder, path in ((".", "./data"), (".", tmp_path / "data"), (".", "link"), ("other", "../data")):
+        monkeypatch.chdir(tmp_path / folder)
+        with pytest.raises(cavs.data.KeeperError, match="has changed since .*run was trained on it; expected the same file"):
+            run(keep(tmp_path / "run", files=[path]))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_among_the_files_of_the_data_is_refused(tmp_path: Path) -> None:
+    """Reading it waited for a writer forever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is not a regular file"):
+        run(keep(tmp_path / "run", files=[tmp_path / "pipe"]))
+
+
 def test_a_run_with_another_vocabulary_is_reported(tmp_path: Path) -> None:
     """The parameters were those of the words before, and `model.json` named the others."""
     notes = []
@@ -529,3 +550,11 @@ def test_a_written_file_is_synced_and_so_is_its_name(tmp_path: Path, monkeypatch
         Path(temporary).write_bytes(b"2")
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "語" * 85], ids=len)
+def test_the_longest_names_of_file_systems_are_written(tmp_path: Path, name: str) -> None:
+    """The name of the temporary file was longer by 18 bytes."""
+    files.write_whole(tmp_path / name, b"1")
+    cavs.io.save_checkpoint({"a": 1}, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pickle
 import re
 from typing import Any
 
@@ -126,6 +127,17 @@ def test_a_number_of_python_among_the_parameters() -> None:
     for loaded in (exported, cavs.interop.load_forward(exported.to_bytes())):
         got = loaded.serve(params, graphs, x)
         assert got.dtype == jnp.bfloat16 and got.tolist() == cavs.run(F, params, cavs.schedule(graphs), x).tolist()
+    copied = pickle.loads(pickle.dumps(exported))  # after a call, whose compiled program cannot be pickled
+    assert copied.shapes == exported.shapes and copied.serve(params, graphs, x).tolist() == got.tolist()
+    masked = np.ma.array(np.ones((5, 2), np.float32), mask=np.eye(5, 2))
+    for wrong, kind, text in (
+        (None, ValueError, "got nothing at ''; expected an array with one row per vertex. The forward reads one array"),
+        ([0] * 5, ValueError, "got nothing at ''; expected an array with one row per vertex"),
+        (x[:4], ValueError, r"got shape \(4, 2\) at ''; expected \(5, ...\), one row per vertex of the batch, without"),
+        (masked, TypeError, "got an array with masked values at ''; expected all values"),
+    ):
+        with pytest.raises(kind, match="Exported.serve: inputs: " + text):
+            exported.serve(params, graphs, wrong)
     with pytest.raises(TypeError, match="export_forward: params: got a str at 'scale'; expected arrays and numbers"):
         cavs.interop.export_forward(lambda p, s, x: x, {"scale": "2"}, [(cavs.schedule(graphs), x)])
     with pytest.raises(TypeError, match="export_forward: examples: got a Schedule; expected a list of pairs. Write"):

@@ -167,6 +167,32 @@ def test_a_leaf_of_a_checkpoint_that_is_no_number_is_named(tmp_path: Path, leaf:
         cavs.io.save_checkpoint({"a": leaf}, tmp_path / "a.npz")
 
 
+def test_masked_arrays_are_refused_by_name(tmp_path: Path) -> None:
+    """Files had the values below the mask."""
+    masked, path = {"a": np.ma.array([1.0, 2.0], mask=[0, 1], dtype=np.float32)}, tmp_path / "a"
+    text = r"got an array with masked values at \[?'a'\]?; expected all values. Write rows.filled\(0\)."
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    with pytest.raises(TypeError, match="save_params: params: " + text):
+        cavs.io.save_params(masked, path)
+    with pytest.raises(TypeError, match="save_checkpoint: state: " + text):
+        cavs.io.save_checkpoint(masked, path)
+    assert not path.exists()
+    with pytest.raises(TypeError, match="run: params: " + text):
+        cavs.run(cavs.VertexFunction(lambda params, v: v.push(params["a"]), state=(2,)), masked, cavs.schedule(GRAPHS))
+    for mesh in (None, jax.make_mesh((1,), ("data",))):
+        batches = next(iter(cavs.data.Loader(GRAPHS, 4, mesh=mesh)))
+        with pytest.raises(TypeError, match="step: state: " + text):
+            cavs.data.step(lambda state, sched: (state, {}))(masked, batches)
+    plain = {"a": np.ma.array(np.ones(2, np.float32))}
+    cavs.io.save_params(plain, path)
+    assert cavs.io.load_params(path)["a"].tolist() == [1, 1]
+
+
+def test_a_checkpoint_names_the_dtype_of_another_byte_order(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"save_checkpoint: state: got an array of >f4 at \['a'\]; expected arrays and numbers"):
+        cavs.io.save_checkpoint({"a": np.ones(2, ">f4")}, tmp_path / "a.npz")
+
+
 def test_a_state_that_a_step_has_overwritten_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="save_checkpoint: state: got arrays whose memory an earlier step has reused"):
         cavs.io.save_checkpoint(used_up(), tmp_path / "a.npz")

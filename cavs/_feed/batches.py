@@ -104,7 +104,8 @@ def check_bits(tree: PyTree, where: str) -> None:
             masked = "masked " * np.ma.is_masked(x)
             got = f"{masked}values of dtype {x.dtype}" if isinstance(x, np.ndarray) else repr(x)[:60]
             expected = "numbers, none of them masked, in the byte order of this machine"
-            raise TypeError(f"{where}: got a leaf of {got}; expected {expected}. Write np.asarray(rows, np.float32).")
+            write = "rows.filled(0)" if masked else "np.asarray(rows, np.float32)"
+            raise TypeError(f"{where}: got a leaf of {got}; expected {expected}. Write {write}.")
 
 
 def _is_known(x: np.ndarray) -> bool:
@@ -131,9 +132,10 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
         leaves, treedef = jax.tree.flatten(tree)
         for x in leaves:
             if axes and not isinstance(x, np.ndarray):
+                write = "Omit jnp.asarray and jax.device_put" if isinstance(x, jax.Array) else "Write np.asarray(x)"
                 raise TypeError(
                     f"Loader: collate: got a leaf of type {type(x).__name__}; expected NumPy arrays, as batches are stacked on "
-                    "the host and transferred together. Omit jnp.asarray and jax.device_put."
+                    f"the host and transferred together. {write}."
                 )
         if not axes:
             return tree

@@ -13,13 +13,8 @@ from typing import Any, Generic, Literal, SupportsIndex, TypeAlias, TypedDict, T
 import numpy as np
 from jax.sharding import Mesh
 
-from cavs._feed.batches import (
-    Batch,
-    Batches,
-)
-from cavs._feed.delivery import (
-    Delivery,
-)
+from cavs._feed.batches import Batch, Batches
+from cavs._feed.delivery import Delivery
 from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, Planned, position_of
 from cavs._feed.sampler import Sampler
 from cavs._feed.settings import Sample, Settings, Source, checked, members_of, refuse_others, steps_on_cpu, steps_on_gpu

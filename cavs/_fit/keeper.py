@@ -194,8 +194,9 @@ class Keeper:
         if not exists and (others := [x for x in self.FILES if (self.folder / x).exists()]):
             raise KeeperError(f"{self.folder}: got {others[0]} without {FACTS}; expected a new folder, or that of a run.")
         facts: dict[str, Any] = read_run(self.folder) if exists else {"run": uuid.uuid4().hex}
-        prints = {os.fspath(path): fingerprint(path) for path in self._files}
-        changed = [path for path, x in prints.items() if facts.get("files", {}).get(path, x) != x]
+        prints = {os.path.abspath(path): fingerprint(path) for path in self._files}
+        before = {os.path.realpath(path): x for path, x in facts.get("files", {}).items()}
+        changed = [path for path, x in prints.items() if before.get(os.path.realpath(path), x) != x]
         if changed:
             raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
         self._run = told(facts["run"])  # once all processes have read

@@ -97,7 +97,7 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:  # a pipe might never end
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

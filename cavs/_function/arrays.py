@@ -31,6 +31,7 @@ def as_arrays(tree: PyTree, where: str, cure: str = EQUINOX) -> PyTree:
             except OverflowError as error:
                 raise ValueError(f"{where}: got {_unfitting(leaf)} It is at {at}.") from error
             except (TypeError, ValueError) as error:
+                check_unmasked(leaf, where, at)
                 got = f"an array of {leaf.dtype}" if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
                 hint = "Write np.asarray(rows, np.float32), or numbers in place of names." if hasattr(leaf, "dtype") else cure
                 raise TypeError(f"{where}: got {got} at {at}; expected only arrays of numbers. {hint}") from error
@@ -61,6 +62,15 @@ def _fitting(x: ArrayLike | Sequence[int]) -> jax.Array:
 def _unfitting(x: object) -> str:
     """Says what does not fit, for an error."""
     return beyond_32_bits(x) or MSG_BITS.format("int", x, x, "int32")
+
+
+def check_unmasked(x: object, where: str, at: str) -> None:
+    """Raises `TypeError` if values of an array are masked: NumPy would return what lies below the mask.
+
+    The message names the argument `where`, and the leaf by its path `at`.
+    """
+    if np.ma.is_masked(x):
+        raise TypeError(f"{where}: got an array with masked values at {at}; expected all values. Write rows.filled(0).")
 
 
 def is_real(x: object) -> bool:

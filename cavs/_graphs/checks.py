@@ -167,6 +167,11 @@ def checked_fields(vertex_offsets: np.ndarray, num_edges: int, fields: Mapping[s
     """
     num_vertices, label = int(vertex_offsets[-1]), fields.get("label")
     label = None if label is None else array_of("label", label)
+    if label is not None and label.shape[:1] == (len(vertex_offsets) - 1,) != (num_vertices,):
+        raise ValueError(
+            f"label: got {counted(len(label), 'value')}; expected {num_vertices}, one per vertex. For one per graph write "
+            "graph_label=label."
+        )
 
     def ids(name: str, names: tuple[str, ...] | None) -> np.ndarray | None:
         if fields.get(name) is None:

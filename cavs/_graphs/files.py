@@ -6,7 +6,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from typing import IO
+from io import BufferedReader
 
 NOT_REGULAR = "is not a regular file"
 _MOST_LINKS = 40  # in a chain
@@ -41,8 +41,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """
     original, path = path, target_of(path)
     folder, name = os.path.split(path)
-    # The name is unique, because two processes may write the same file at once.
-    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
+    # The name is unique, because two processes may write the same file at once. Names may have 255 bytes.
+    temporary = os.path.join(folder, f".{name[:50]}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         with errors_named(original, temporary):
             with open(temporary, "xb") as file:
@@ -131,7 +131,7 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def open_regular(path: str | os.PathLike[str], cure: str = "") -> IO[bytes]:
+def open_regular(path: str | os.PathLike[str], cure: str = "") -> BufferedReader:
     """Opens a regular file for reading. `cure` ends the message of the error if it is none.
 
     Raises `OSError` if the file cannot be opened, or is not a regular file. Reading a pipe or a device could block forever.

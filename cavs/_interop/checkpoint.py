@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._feed.loader import Loader
-from cavs._function.arrays import beyond_32_bits
+from cavs._function.arrays import beyond_32_bits, check_unmasked
 from cavs._graphs.files import check_path, open_regular, replacing, target_of
 from cavs._graphs.pytree import PyTree
 from cavs._readers.names import describe_array
@@ -158,6 +158,7 @@ def _restored(array: np.ndarray, like: jax.ShapeDtypeStruct, weak: bool) -> jax.
 
 def _like(x: Any, function: str, name: str) -> jax.ShapeDtypeStruct:
     """The shape and dtype that a leaf has in JAX."""
+    check_unmasked(x, f"{function}: state", name)
     if text := beyond_32_bits(x):
         raise ValueError(f"{function}: state: got a leaf {name} of {text}")
     try:
@@ -172,7 +173,8 @@ def _like(x: Any, function: str, name: str) -> jax.ShapeDtypeStruct:
             "jax.config.update('jax_enable_x64', True) for 64 bits."
         ) from error
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{function}: state: got a {type(x).__name__} at {name}; expected arrays and numbers.") from error
+        got = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else f"a {type(x).__name__}"
+        raise TypeError(f"{function}: state: got {got} at {name}; expected arrays and numbers.") from error
     weak = isinstance(x, int | float | complex) and not isinstance(x, bool | np.generic)
     return jax.ShapeDtypeStruct(np.shape(x), dtype, weak_type=getattr(x, "weak_type", weak))
 

@@ -58,6 +58,11 @@ def from_edge_index(
         ValueError: an array has a wrong shape, `batch` is not sorted or skips a graph, or an edge is invalid as in
             [`cavs.from_edges`][]. Undirected graphs have cycles and are invalid.
     """
+    if isinstance(edge_index, list | tuple) and edge_index and hasattr(edge_index[0], "edge_index"):
+        raise TypeError(
+            f"from_edge_index: edge_index: got a list of {len(edge_index)} graphs; expected one, or a Batch. Write "
+            "cavs.Graphs.concat([from_edge_index(data) for data in data_set])."
+        )
     if hasattr(edge_index, "edge_index"):
         data: Any = edge_index
         if num_nodes is None and ptr is None and batch is None:

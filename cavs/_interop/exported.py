@@ -16,6 +16,7 @@ import numpy as np
 from jax import export as jax_export
 
 from cavs._feed.batches import check_bits
+from cavs._function.arrays import check_unmasked
 from cavs._graphs.checks import check_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -64,6 +65,10 @@ class Exported:
         sizes = ", ".join(f"{shape.graphs} graphs of {shape.vertices} vertices" for shape in self.shapes)
         usage = "for schedules of its shapes" if self.serving is None else "with serve(params, graphs, inputs)"
         return f"Exported({len(self.shapes)} padded shapes: {sizes}; {usage})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles, such as those for another process, compile again."""
+        return load_forward, (self.to_bytes(),)
 
     @functools.cached_property
     def _compiled(self) -> tuple[Callable[[Arrays, Any, Arrays], PyTree], ...]:
@@ -205,17 +210,27 @@ def _parts_of(graphs: Graphs, shapes: Sequence[Shape], first: int = 0) -> list[t
 
 
 def _checked_inputs(named: dict[str, Any], serving: Serving, graphs: Graphs) -> dict[str, Any]:
-    """Returns the inputs, those with rows of the batch in host memory. Raises `ValueError` if their number is another."""
+    """Returns the inputs, those with rows of the batch in host memory.
+
+    Raises `ValueError` if an input is missing or unknown, or has another number of rows, and `TypeError` if values are masked.
+    """
     out = dict(named)
-    for name, x in named.items():
-        rows = rows_of(graphs).get(serving.inputs.get(name, WHOLE))
+    for name in {**serving.inputs, **named}:
+        unit, x = serving.inputs.get(name), named.get(name)
+        if unit is None or x is None:
+            got = "nothing" if x is None else f"a {type(x).__name__}"
+            expected = "nothing" if unit is None else "an array" if unit == WHOLE else f"an array with one row per {unit}"
+            names = ", ".join(map(repr, filter(None, serving.inputs))) or "one array" * len(serving.inputs) or "no inputs"
+            raise ValueError(f"Exported.serve: inputs: got {got} at {name!r}; expected {expected}. The forward reads {names}.")
+        rows = rows_of(graphs).get(unit)
         if rows is None:
             continue
+        check_unmasked(x, "Exported.serve: inputs", repr(name))
         out[name] = np.asarray(x)
         if np.shape(x)[:1] != (rows,):
             raise ValueError(
-                f"Exported.serve: inputs: got shape {np.shape(x)} at {name!r}; expected ({rows}, ...), one row per "
-                f"{serving.inputs[name]} of the batch, without padding."
+                f"Exported.serve: inputs: got shape {np.shape(x)} at {name!r}; expected ({rows}, ...), one row per {unit} of "
+                "the batch, without padding."
             )
     return out
 

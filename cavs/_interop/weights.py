@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._function.arrays import beyond_32_bits
+from cavs._function.arrays import beyond_32_bits, check_unmasked
 from cavs._graphs.arguments import optional_module
 from cavs._graphs.checks import check_type
 from cavs._graphs.files import check_path, open_regular, replacing
@@ -48,6 +48,7 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
     save_file = optional_module(SAFETENSORS, MSG_SAFETENSORS.format("save_params")).save_file
     arrays = {}
     for name, x in named_leaves(params, "save_params: params").items():
+        check_unmasked(x, "save_params: params", repr(name))
         key = hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
         array = np.zeros((), object) if key else np.asarray(x, order="C")  # safetensors writes memory as it lies
         if array.dtype.kind in "OSU":

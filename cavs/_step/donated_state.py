@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cavs._function.arrays import beyond_32_bits
+from cavs._function.arrays import beyond_32_bits, check_unmasked
 from cavs._graphs.pytree import PyTree
 
 MSG_TRACED = (
@@ -81,6 +81,7 @@ class DonatedState:
                 return x
             if text := beyond_32_bits(x):
                 raise ValueError(f"step: state: got a leaf {jax.tree_util.keystr(path)} of {text}")
+            check_unmasked(x, "step: state", jax.tree_util.keystr(path) or "the root")
             leaf = f"a leaf {jax.tree_util.keystr(path)}" if path else "an array"
             if isinstance(x, Tracer):
                 raise TypeError(MSG_TRACED.format(leaf))
