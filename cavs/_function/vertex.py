@@ -14,7 +14,7 @@ from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_function, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.arguments import check_takes
-from cavs._graphs.checks import check_type
+from cavs._graphs.checks import check_choice, check_type
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.memo import MEMO
 from cavs._jaxpr.settings import promoting
@@ -287,11 +287,10 @@ class Vertex:
             edges: whether `fn` reads the `edges` of [`cavs.run`][], which have a row for each edge to a child.
 
         Raises:
-            TypeError: `fn` is no function of one argument, or, with `edges`, of two.
+            TypeError: `fn` is no function of one argument, or, with `edges`, of two; or `edges` is no bool.
             ValueError: an unknown `reduce`, `fn` returns no `(score, value)` for `"softmax"`, or the run has no edges.
         """
-        if reduce not in REDUCERS:
-            raise ValueError(f"gather_all: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
+        check_choice("gather_all: reduce", reduce, REDUCERS)
         check_child_function(fn, edges, self._edges)
         self._gathers.reads_edges |= edges
         rows, tree = jax.tree.flatten(self._edges if edges else None)
