@@ -122,11 +122,12 @@ def _draw_tasks(axes: Axes, sched: "Schedule", colour: Colours) -> None:
     axes.set_xlabel("level (0: the leaves)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
+    bars = "white lines separate tasks; " if outlined else f"a bar is the widest of {step} levels; " * (step > 1)
     vertices, inner = int(sched.num_vertices), int(sched.num_tasks)
     axes.set_title(
         f"{counted(f'{sched.shape.graphs:,}', 'graph')}, {counted(f'{vertices:,}', 'vertex')} in "
         f"{counted(f'{levels:,}', 'level')}, {counted(f'{inner:,}', 'task')} above the leaves\n"
-        f"{'white lines separate tasks; ' if outlined else f'a bar is the widest of {step} levels; ' if step > 1 else ''}grey is padding, {100 * sched.waste:.0f} % of all rows",
+        f"{bars}grey is padding, {100 * sched.waste:.0f} % of all rows",
         loc="left",
         fontsize=9,
     )
