@@ -107,7 +107,7 @@ def _padded(eqn: Eqn, x: jax.Array, value: jax.Array) -> list[jax.Array]:
 
 
 def _ragged_dot(eqn: Eqn, x: jax.Array, w: jax.Array, sizes: jax.Array) -> list[jax.Array]:
-    """Multiplies each group of rows by a matrix of its own, (m, k) by (groups, k, n). JAX (0.11) does not batch `ragged_dot`."""
+    """Multiplies each group of rows by its matrix, (m, k) by (groups, k, n). JAX (0.11) does not batch `ragged_dot`."""
     ends, row = jnp.cumsum(sizes), jnp.arange(len(x))
     in_group = (row >= (ends - sizes)[:, None]) & (row < ends[:, None])
     x = jnp.where(in_group[..., None], x, jnp.zeros((), x.dtype))  # (groups, m, k)
