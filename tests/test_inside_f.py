@@ -371,6 +371,21 @@ def test_vertices_choose_whether_to_draw_from_a_shared_key(impl: str) -> None:
             cavs.run(keyed, params, sched, x[0])
 
 
+def test_a_jitted_part_of_f_may_close_over_a_key() -> None:
+    key = jax.random.key(3)
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        drop = jax.jit(lambda s: dropout(key, s, 0.5))
+        h = jnp.tanh(v.pull("x") @ params["w"] + v.gather_all(lambda s: drop(s) @ params["u"]))
+        v.scatter(h)
+        v.push(h)
+
+    _, params, inputs, _ = case("regularised")
+    function, graphs = cavs.VertexFunction(fn, state=(H,)), BATCHES["binary"]
+    got = cavs.run(function, params, cavs.schedule(graphs), inputs)
+    assert_close(got, cavs.interpret(function, params, graphs, inputs), 1e-12)
+
+
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_equations_that_jax_does_not_batch(in_loop: bool) -> None:
     """Within a loop, they run row by row."""

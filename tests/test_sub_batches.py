@@ -340,6 +340,13 @@ def test_a_loader_in_parts_gives_the_mean_of_its_batches():
     assert_close(got, want, 1e-12)
 
 
+def test_a_jitted_part_of_a_loss_may_have_constants_of_numpy() -> None:
+    scale = np.array([2.0, 4.0])
+    total = cavs.memory.sub_batched(lambda w, x: jax.jit(lambda y: (y.sum(0) / scale * scale[::-1]).sum())(w * x))
+    x = np.arange(12.0).reshape(2, 3, 2)
+    assert_close(jax.grad(total)(1.5, [x]), (x.sum((0, 1)) / scale * scale[::-1]).sum(), 1e-12)
+
+
 def test_constants_of_numpy_are_inputs_inside_of_a_loss() -> None:
     graphs, inputs = joined([random_binary_tree(5, seed=n) for n in range(4)]), np.random.default_rng(0)
     F, params = PROGRAM.vertex_function(), PROGRAM.init(jax.random.key(0))
