@@ -54,6 +54,8 @@ def test_a_program_has_sizes() -> None:
             program.init(jax.random.key(0))
     with pytest.raises(TypeError, match="BinaryTreeLSTM: leaf_inputs_only: got 'no'; expected True or False"):
         vp.BinaryTreeLSTM(4, 3, leaf_inputs_only="no").init(jax.random.key(0))
+    with pytest.raises(TypeError, match="Optimizations: lazy: got 'no'; expected True or False"):
+        cavs.Optimizations(lazy="no")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="BiLSTM.run: ends: got 'no'; expected True or False"):
         vp.BiLSTM(4, 3).run([], cavs.schedule(TWO), cavs.schedule(TWO), ONES, ends="no")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="TreeFC: hidden: got True; expected an int"):

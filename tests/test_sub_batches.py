@@ -123,6 +123,8 @@ def test_misuse_says_what_to_write(case):
     stacks = stacks_of(graphs, x, 3)
     with pytest.raises(TypeError, match=r"sub_batched: loss: got a int; expected a function of 2"):
         cavs.memory.sub_batched(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"sub_batched: has_aux: got 'no'; expected True or False"):
+        cavs.memory.sub_batched(loss, has_aux="no")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"sub_batched: stacks: got a tuple|expected a list of stacked"):
         cavs.memory.sub_batched(loss)(params, ())
     with pytest.raises(TypeError, match=r"stacks: got a tuple; .* Write \[batch\] for each batch of cavs.data.Loader"):

@@ -77,7 +77,7 @@ def schedule(
             f"schedule: shapes: got {shapes!r}; expected a list of shapes. Write shapes = [] once, then shapes=shapes."
         )
     options = options_of("schedule", graphs, Options(policy, kinds, exact, shapes, fields, scripts))
-    if not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
+    if isinstance(segments, bool) or not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
         expected = "1 together with shapes=" if shapes is not None else "an int >= 1, the number of segments of levels"
         raise ValueError(f"schedule: segments: got {segments!r}; expected {expected}. Write segments=16.")
     sched = schedule_batch(graphs, options)
