@@ -371,10 +371,34 @@ def test_vertices_choose_whether_to_draw_from_a_shared_key(impl: str) -> None:
             cavs.run(keyed, params, sched, x[0])
 
 
-def test_equations_that_jax_does_not_batch_run_row_by_row() -> None:
+def test_a_jitted_part_of_f_may_close_over_a_key() -> None:
+    key = jax.random.key(3)
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        drop = jax.jit(lambda s: dropout(key, s, 0.5))
+        h = jnp.tanh(v.pull("x") @ params["w"] + v.gather_all(lambda s: drop(s) @ params["u"]))
+        v.scatter(h)
+        v.push(h)
+
+    _, params, inputs, _ = case("regularised")
+    function, graphs = cavs.VertexFunction(fn, state=(H,)), BATCHES["binary"]
+    got = cavs.run(function, params, cavs.schedule(graphs), inputs)
+    assert_close(got, cavs.interpret(function, params, graphs, inputs), 1e-12)
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_equations_that_jax_does_not_batch(in_loop: bool) -> None:
+    """Within a loop, they run row by row."""
+    sizes = jnp.array([1, 1], jnp.int32)
+
     def fn(params: Any, v: cavs.Vertex) -> None:
         def product(x: jax.Array) -> jax.Array:
-            return jax.lax.ragged_dot(x.reshape(2, 2), params, jnp.array([1, 1], jnp.int32)).reshape(4)
+            def once(x: jax.Array, _: None = None) -> tuple[jax.Array, None]:
+                return jax.lax.ragged_dot(x, params, sizes), None
+
+            x = x.reshape(2, 2)
+            y = (jax.lax.scan(once, x, None, 1) if in_loop else once(x))[0]
+            return (y if in_loop else y + jax.grad(lambda x: (once(x)[0] ** 2).sum())(x)).reshape(4)
 
         h = jnp.tanh(product(v.gather(0) + v.pull()) + v.gather_all(product))
         v.scatter(h)
@@ -383,10 +407,14 @@ def test_equations_that_jax_does_not_batch_run_row_by_row() -> None:
     function, graphs = cavs.VertexFunction(fn, state=(4,), arity=2), BATCHES["binary"]
     params, x = (RNG.standard_normal(shape) for shape in ((2, 2, 2), (graphs.num_vertices, 4)))
     with pytest.raises(NotImplementedError, match="ragged_dot"):
-        jax.vmap(lambda x: jax.lax.ragged_dot(x, params, jnp.array([1, 1], jnp.int32)))(x.reshape(-1, 2, 2))
+        jax.vmap(lambda x: jax.lax.ragged_dot(x, params, sizes))(x.reshape(-1, 2, 2))
 
     def loss(run: Any) -> Any:
-        return jax.value_and_grad(lambda params, x: (run(params, x) ** 2).sum(), (0, 1))(params, x)
+        return jax.value_and_grad(lambda params, x: (run(params, x) ** 2).sum(), (0, 1))
 
     got = loss(lambda params, x: cavs.run(function, params, cavs.schedule(graphs), x))
-    assert_close(got, loss(lambda params, x: cavs.interpret(function, params, graphs, x)), 1e-10)
+    want = loss(lambda params, x: cavs.interpret(function, params, graphs, x))
+    assert_close(got(params, x), want(params, x), 1e-10)
+    if not in_loop:
+        both = jax.vmap(got, (None, 0))(params, jnp.stack([x, -x]))
+        assert_close(both, jax.tree.map(lambda *of: jnp.stack(of), want(params, x), want(params, -x)), 1e-10)

@@ -197,6 +197,8 @@ def test_later_batches_have_the_shape_of_the_plan() -> None:
 def test_misuse_says_what_to_write() -> None:
     with pytest.raises(ValueError, match=r"schedule: segments: got 0; expected an int >= 1.*Write segments=16"):
         cavs.schedule(CHAIN, segments=0)
+    with pytest.raises(ValueError, match=r"schedule: segments: got True; expected an int >= 1.*Write segments=16"):
+        cavs.schedule(CHAIN, segments=True)
     with pytest.raises(ValueError, match=r"schedule: segments: got 2; expected 1 together with shapes="):
         cavs.schedule(CHAIN, segments=2, shapes=[])
     with pytest.raises(ValueError, match=r"plan: segments: got -1"):

@@ -316,7 +316,7 @@ def test_amounts_of_memory(budget, want):
     assert bytes_of(budget) == want
 
 
-@pytest.mark.parametrize("budget", ["2 apples", 0, -3, 0.0, 1.5, True, "", [1], "0", "0GiB", "1.5", "0.0001kb"])
+@pytest.mark.parametrize("budget", ["2 apples", 0, -3, 0.0, 1.5, True, "", [1], np.ones(2), "0", "0GiB", "1.5", "0.0001kb"])
 def test_what_is_no_amount_of_memory(budget):
     with pytest.raises(ValueError, match="cavs.memory.recompute: budget: got .*; expected bytes .*Write budget='2GiB'"):
         recompute(jnp.sin, budget)

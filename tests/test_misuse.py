@@ -54,6 +54,10 @@ def test_a_program_has_sizes() -> None:
             program.init(jax.random.key(0))
     with pytest.raises(TypeError, match="BinaryTreeLSTM: leaf_inputs_only: got 'no'; expected True or False"):
         vp.BinaryTreeLSTM(4, 3, leaf_inputs_only="no").init(jax.random.key(0))
+    with pytest.raises(TypeError, match="Optimizations: lazy: got 'no'; expected True or False"):
+        cavs.Optimizations(lazy="no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="BiLSTM.run: ends: got 'no'; expected True or False"):
+        vp.BiLSTM(4, 3).run([], cavs.schedule(TWO), cavs.schedule(TWO), ONES, ends="no")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="TreeFC: hidden: got True; expected an int"):
         vp.TreeFC(True).init(jax.random.key(0))
     with pytest.raises(TypeError, match=r"LSTM: hidden: got '64'; expected an int. Write hidden=64."):
@@ -265,6 +269,14 @@ def test_schedule() -> None:
         cavs.schedule(TREE, exact="no")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="scripts: got 2; expected None, True or False"):
         cavs.schedule(TREE, scripts=2)  # type: ignore[arg-type]
+    for value in (np.array(["a", "b"]), np.array(1), ["batching"], {"a": 1}):
+        for name in ("policy", "kinds", "exact", "scripts"):
+            with pytest.raises(ValueError, match=f"schedule: {name}: got {re.escape(repr(value))}; expected"):
+                cavs.schedule(TREE, **{name: value})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="schedule: fields: got .*; expected"):
+            cavs.schedule(TREE, fields=[value])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"fields: got array\(1\); expected a sequence of names"):
+        cavs.schedule(TREE, fields=np.array(1))  # type: ignore[arg-type]
 
 
 def test_attributes_of_a_schedule() -> None:

@@ -66,8 +66,12 @@ def _inner_scatters_nothing(params: Any, v: cavs.Vertex) -> None:
         (lambda p, v: v.has_child(-1), ValueError, "has_child: k: got -1; expected an int >= 0"),
         (lambda p, v: v.pull("word"), ValueError, "pull: name: got 'word'; expected a key of inputs, which has one"),
         (lambda p, v: v.gather_all(reduce="min"), ValueError, "got 'min'; expected one of 'sum', 'mean', 'max', 'softmax'"),
+        (lambda p, v: v.gather_all(reduce=jnp.ones(2)), ValueError, "gather_all: reduce: got Array([1., 1.]"),
+        (lambda p, v: v.gather_all(lambda s, e: s, edges="no"), TypeError, "edges: got 'no'; expected True or False"),  # type: ignore[arg-type]
         (lambda p, v: v.gather_all(lambda s: s, reduce="softmax"), ValueError, "fn must return (score, value), score a scalar"),
         (lambda p, v: v.gather_all(lambda s: (s, s), reduce="softmax"), ValueError, "score a scalar"),
+        (lambda p, v: v.pull(["word"]), ValueError, "pull: name: got ['word']; expected a key of inputs"),  # type: ignore[arg-type]
+        (lambda p, v: v.scatter("h"), TypeError, "scatter: state: got a str at the root; expected only arrays of numbers"),
         (_scatter_twice, ValueError, "scatter: got a second call; expected one"),
         (lambda p, v: v.scatter({"h": v.pull()}), ValueError, "as VertexFunction(state=...) declares"),
         (

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.collections import LineCollection, PathCollection, PolyCollection
 from matplotlib.figure import Figure
 
 from cavs._debug.inspect import inspect
 from cavs._graphs.converters import from_edges, from_lengths, from_parents
 from cavs._graphs.draw import draw, layout, layout_of_batch
 from cavs._graphs.graphs import Graphs
-from cavs._schedule.plot import MAX_BATCH_VERTICES, plot_schedule
+from cavs._schedule.plot import MAX_BARS, MAX_BATCH_VERTICES, plot_schedule
 from cavs._schedule.schedule import task_table
 from cavs._schedule.scheduler import schedule
 from cavs.io import read_trees
@@ -112,6 +112,20 @@ def test_the_picture_says_if_it_shows_a_part():
     assert vertices == 5000 and title.startswith("only the first graph of 2")
     title, vertices = drawn(from_lengths([30_000]))
     assert vertices == 0 and title.startswith("the graph: 30,000 vertices")
+
+
+def test_many_levels_are_drawn_as_few_bars_of_their_largest_numbers() -> None:
+    graphs = from_lengths([10_001] + [7001] * 2 + [1] * 30)  # the first level is the widest
+    axes = schedule(graphs).plot().axes[0]
+    bars = [c for c in axes.collections if isinstance(c, PolyCollection)]
+    boxes = np.array([path.vertices[:4] for path in bars[0].get_paths()])
+    left, right, top = boxes[:, 0, 0], boxes[:, 2, 0], boxes[:, 1, 1]
+    assert len(boxes) <= MAX_BARS and left[0] == -0.5 and right[-1] >= 10_000.5
+    np.testing.assert_array_equal(left[1:], right[:-1])
+    levels = np.bincount(graphs.height)
+    want = [levels[int(np.ceil(a)) : int(np.ceil(b))].max() for a, b in zip(left, right, strict=True)]
+    np.testing.assert_array_equal(top, want)
+    assert "a bar is the widest of 6 levels; grey is" in axes.get_title(loc="left")
 
 
 def test_a_traced_schedule_is_refused():

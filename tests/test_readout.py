@@ -83,6 +83,8 @@ def test_readout_refuses_what_does_not_fit() -> None:
     h = np.zeros((rows, 2))
     with pytest.raises(TypeError, match=r"sched: got a Graphs; expected a cavs\.Schedule"):
         cavs.readout(h, BATCHES["chains"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"readout: reduce: got array\(.*; expected one of 'sum'"):
+        cavs.readout(h, schedule, np.array(["sum", "max"]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="reduce: got 'median'; expected one of 'sum', 'mean', 'max', 'softmax'"):
         cavs.readout(h, schedule, "median")
     with pytest.raises(ValueError, match="got no score with reduce='softmax'"):

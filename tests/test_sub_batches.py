@@ -123,6 +123,8 @@ def test_misuse_says_what_to_write(case):
     stacks = stacks_of(graphs, x, 3)
     with pytest.raises(TypeError, match=r"sub_batched: loss: got a int; expected a function of 2"):
         cavs.memory.sub_batched(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"sub_batched: has_aux: got 'no'; expected True or False"):
+        cavs.memory.sub_batched(loss, has_aux="no")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"sub_batched: stacks: got a tuple|expected a list of stacked"):
         cavs.memory.sub_batched(loss)(params, ())
     with pytest.raises(TypeError, match=r"stacks: got a tuple; .* Write \[batch\] for each batch of cavs.data.Loader"):
@@ -338,6 +340,13 @@ def test_a_loader_in_parts_gives_the_mean_of_its_batches():
     got = jax.value_and_grad(cavs.memory.sub_batched(loss))(w, [parts])
     want = jax.value_and_grad(lambda w: jnp.mean((w[labels + 1] - labels)[labels >= 0] ** 2))(w)
     assert_close(got, want, 1e-12)
+
+
+def test_a_jitted_part_of_a_loss_may_have_constants_of_numpy() -> None:
+    scale = np.array([2.0, 4.0])
+    total = cavs.memory.sub_batched(lambda w, x: jax.jit(lambda y: (y.sum(0) / scale * scale[::-1]).sum())(w * x))
+    x = np.arange(12.0).reshape(2, 3, 2)
+    assert_close(jax.grad(total)(1.5, [x]), (x.sum((0, 1)) / scale * scale[::-1]).sum(), 1e-12)
 
 
 def test_constants_of_numpy_are_inputs_inside_of_a_loss() -> None:

@@ -25,8 +25,8 @@ def one_program(init: Init) -> Init:
     @functools.wraps(init)
     def checked(self: Any, key: jax.Array) -> Any:
         for field in dataclasses.fields(self):
-            if field.type is bool and not isinstance(value := getattr(self, field.name), bool | np.bool_):
-                raise TypeError(f"{type(self).__name__}: {field.name}: got {value!r}; expected True or False.")
+            if field.type is bool:
+                check_switch(f"{type(self).__name__}: {field.name}", getattr(self, field.name))
             if field.type is not int:
                 continue
             size, least, name = getattr(self, field.name), int(field.name == "layers"), f"{type(self).__name__}: {field.name}"
@@ -39,6 +39,12 @@ def one_program(init: Init) -> Init:
         return compiled(self, key)
 
     return cast(Init, checked)
+
+
+def check_switch(argument: str, value: object) -> None:
+    """Raises `TypeError` if `value` is no bool; `argument` names it in the message."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{argument}: got {value!r:.80}; expected True or False.")
 
 
 def glorot(key: jax.Array, rows: int, columns: int, dtype: DTypeLike, gates: int = 1) -> jax.Array:

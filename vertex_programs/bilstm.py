@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._initialisers import one_program
+from cavs.vertex_programs._initialisers import check_switch, one_program
 from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.lstm import LSTM
 
@@ -70,7 +70,11 @@ class BiLSTM:
         Returns:
             h of the top layer, (V, 2H), forward beside backward, in the order of the rows of `cavs.run`. With `ends`, the
             final states (G, 2H): forward at the last vertex of each chain, beside backward at the first.
+
+        Raises:
+            TypeError: If `ends` is not a bool.
         """
+        check_switch("BiLSTM.run: ends", ends)
         for i, layer in enumerate(params):
             F = self.layer(i).vertex_function()
             select = (sched.roots, back.roots) if ends and i == len(params) - 1 else (None, None)

@@ -97,7 +97,7 @@ def evaluate(
 
 
 def by_rows(fn: Callable[..., PyTree], axes: Sequence[int | None]) -> Callable[..., PyTree]:
-    """Returns `fn` for all rows: at once, or row by row if JAX cannot batch it, such as `jax.lax.ragged_dot`.
+    """Returns `fn` for all rows: at once, or row by row if JAX cannot batch it, as `jax.lax.ragged_dot` in a loop.
 
     `axes`: for each argument, 0, or `None` if it is the same for all rows.
     """

@@ -15,6 +15,7 @@ from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, sta
 from cavs._function.evaluate import by_rows, column
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
 from cavs._graphs.arguments import check_takes
+from cavs._graphs.checks import check_bool
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Jaxpr
@@ -68,9 +69,11 @@ def check_child_function(fn: Callable[..., PyTree], reads_edges: bool, edges: Py
     """Checks the arguments of `gather_all(fn, edges=reads_edges)` in a run with these `edges`.
 
     Raises:
-        TypeError: `fn` is no function of a child's state, or, with edges, of the state and the edge's row.
+        TypeError: `reads_edges` is no bool, or `fn` is no function of a child's state, or, with edges, of the state and the
+            edge's row.
         ValueError: the run has no edges.
     """
+    check_bool("gather_all: edges", reads_edges)
     names = ("state", "edge") if reads_edges else ("state",)
     lambda_of = f"lambda {', '.join(names)}: ...{', edges=True' * reads_edges}"
     check_takes("gather_all: fn", fn, *names, write=f"v.gather_all({lambda_of})")

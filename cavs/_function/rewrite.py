@@ -12,6 +12,7 @@ from jax.core import ShapedArray
 
 from cavs._function.children import TO_EDGES, TO_ROWS, enter_p, reduce_sum_p, spread, spread_p
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
+from cavs._function.raw_keys import is_key
 from cavs._function.unroll import trace
 from cavs._jaxpr.equations import Program, bind, is_float, run_equations, shape_of, values
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
@@ -111,6 +112,8 @@ def _folded(eqn: Eqn, args: Sequence[Any], ranges: Sequence[Range | None]) -> li
 def _range(x: Atom, ranges: dict[Var, Range]) -> Range | None:
     if is_var(x):
         return ranges.get(x)
+    if is_key(x.aval):
+        return None
     value = np.asarray(x.val)
     if (
         np.iscomplexobj(value)

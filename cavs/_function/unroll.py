@@ -65,8 +65,15 @@ def unrolled(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _needs_unrolling(eqn: Eqn) -> bool:
-    """Returns whether an equation is a loop, a condition or the like that calls `gather_all`; or pads with a computed value."""
+    """Returns whether an equation is a loop, a condition or the like that calls `gather_all`.
+
+    Also `lax.ragged_dot`, and what pads with a computed value.
+    """
     inside = bodies_in(eqn)
+    if eqn.primitive.name == "ragged_dot_general":
+        of = eqn.params["ragged_dot_dimension_numbers"]
+        ((contracted, _), (batch, _)), groups = of.dot_dimension_numbers, of.rhs_group_dimensions
+        return (tuple(contracted), tuple(batch), tuple(of.lhs_ragged_dimensions), tuple(groups)) == ((1,), (), (0,), (0,))
     if eqn.primitive.name == "pad":
         return is_var(eqn.invars[1]) and is_float(eqn.invars[1])
     if eqn.primitive.name in PLAIN:
@@ -83,6 +90,8 @@ def _results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:
         return run_jaxpr(*body_of(eqn), operands, _results)
     if name == "pad":
         return _padded(eqn, *operands)
+    if name == "ragged_dot_general":
+        return _ragged_dot(eqn, *operands)
     if name == "scan":
         return _scan(eqn, operands)
     if name == "cond":
@@ -95,6 +104,16 @@ def _padded(eqn: Eqn, x: jax.Array, value: jax.Array) -> list[jax.Array]:
     config = eqn.params["padding_config"]
     inside = lax.pad(jnp.ones(x.shape, bool), np.zeros((), bool), config)
     return [jnp.where(inside, lax.pad(x, np.zeros((), x.dtype), config), value)]
+
+
+def _ragged_dot(eqn: Eqn, x: jax.Array, w: jax.Array, sizes: jax.Array) -> list[jax.Array]:
+    """Multiplies each group of rows by its matrix, (m, k) by (groups, k, n). JAX (0.11) does not batch `ragged_dot`."""
+    ends, row = jnp.cumsum(sizes), jnp.arange(len(x))
+    in_group = (row >= (ends - sizes)[:, None]) & (row < ends[:, None])
+    x = jnp.where(in_group[..., None], x, jnp.zeros((), x.dtype))  # (groups, m, k)
+    options = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
+    (_, (contracted,)), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    return [lax.dot_general(x, w, (((0, 2), (0, contracted)), ((), ())), **options)]
 
 
 def _scan(eqn: Eqn, values: list[jax.Array]) -> list[jax.Array]:

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, NoReturn, Self, TypeAlias, TypeVar, overload
 
 import jax
@@ -14,7 +14,7 @@ from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_child_function, over_children, over_padded
 from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.arguments import check_takes
-from cavs._graphs.checks import check_type
+from cavs._graphs.checks import check_bool, check_choice, check_type
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.memo import MEMO
 from cavs._jaxpr.settings import promoting
@@ -29,11 +29,18 @@ class Optimizations:
             equation apart.
         eager: what depends on no gather runs as one batch before the levels. `False` runs it level by level.
         lazy: parameter gradients run as one batch after the levels. `False` adds them up task by task.
+
+    Raises:
+        TypeError: an attribute is no bool.
     """
 
     fusion: bool = True
     eager: bool = True
     lazy: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_bool(f"Optimizations: {name}", value)
 
 
 Pushed = TypeVar("Pushed")  # the pytree that F pushes, with a row for each vertex
@@ -223,7 +230,7 @@ class Vertex:
             raise ValueError("pull: got a run without inputs; expected inputs. Write cavs.run(F, params, sched, inputs).")
         if name is None:
             return self._inputs
-        if not isinstance(self._inputs, dict) or name not in self._inputs:
+        if not isinstance(self._inputs, dict) or not isinstance(name, Hashable) or name not in self._inputs:
             kind = "an array" if isinstance(self._inputs, jax.Array) else f"a {type(self._inputs).__name__}"
             what = f"has {sorted(self._inputs)}" if isinstance(self._inputs, dict) else f"is {kind}, not a dict"
             raise ValueError(
@@ -287,11 +294,10 @@ class Vertex:
             edges: whether `fn` reads the `edges` of [`cavs.run`][], which have a row for each edge to a child.
 
         Raises:
-            TypeError: `fn` is no function of one argument, or, with `edges`, of two.
+            TypeError: `fn` is no function of one argument, or, with `edges`, of two; or `edges` is no bool.
             ValueError: an unknown `reduce`, `fn` returns no `(score, value)` for `"softmax"`, or the run has no edges.
         """
-        if reduce not in REDUCERS:
-            raise ValueError(f"gather_all: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
+        check_choice("gather_all: reduce", reduce, REDUCERS)
         check_child_function(fn, edges, self._edges)
         self._gathers.reads_edges |= edges
         rows, tree = jax.tree.flatten(self._edges if edges else None)
@@ -318,18 +324,19 @@ class Vertex:
         """Sends `state` to the parents. F calls it exactly once, with the structure and shapes that `state=` declares.
 
         Raises:
+            TypeError: `state` has something else than arrays and numbers.
             ValueError: it is called twice, or the structure, a shape or a dtype differs from `state=`.
         """
         if self.scattered is not None:
             raise ValueError("scatter: got a second call; expected one. Write one scatter of a pytree with all the state.")
-        leaves, tree = jax.tree.flatten(state)
-        expected = self._function.state_tree
+        tree, expected = jax.tree.structure(state), self._function.state_tree
         if tree != expected:
             raise ValueError(
                 f"scatter: state: got structure {tree}; expected {expected}, as VertexFunction(state=...) declares."
             )
+        leaves = jax.tree.leaves(as_arrays(state, "scatter: state"))
         for leaf, aval in zip(leaves, self._state_avals, strict=True):
-            shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+            shape, dtype = leaf.shape, leaf.dtype
             if shape != aval.shape or dtype != aval.dtype:
                 batched = len(shape) > len(aval.shape) and shape[len(shape) - len(aval.shape) :] == aval.shape
                 hint = " F is written for one vertex, without a batch axis." if batched else ""
@@ -337,7 +344,7 @@ class Vertex:
                     f"scatter: state: got a leaf of shape {shape} and dtype {dtype}; expected {aval.shape} and {aval.dtype}."
                     f"{hint} Change VertexFunction(state=...), or cast: x.astype(jnp.{aval.dtype})."
                 )
-        self.scattered = [jnp.asarray(x) for x in leaves]
+        self.scattered = leaves
 
     def push(self, value: PyTree, name: str | None = None) -> None:
         """Sends `value` to the outside. `run` returns the values of all vertices, in a dict if pushes are named.

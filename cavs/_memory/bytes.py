@@ -38,8 +38,8 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
     Raises:
         ValueError: if `budget` is none of these.
     """
-    if budget is None or budget == "min":
-        return None if budget is None else "min"
+    if budget is None or isinstance(budget, str) and budget == "min":
+        return budget
     original, budget = budget, budget.item() if isinstance(budget, np.generic) else budget
     if isinstance(budget, str) and (match := re.fullmatch(r"\s*(\d*\.?\d+)\s*([a-z]*)\s*", budget.lower())):
         number, unit = match.groups()

@@ -75,7 +75,7 @@ def no_sum(jaxpr: Jaxpr, count: int) -> tuple[str, Eqn] | None:
 
 def _factors(eqn: Eqn) -> list[float]:
     """Returns by what literals an equation multiplies, if it may be part of a mean. A factor of 0.5 is of squared errors."""
-    literals: list[Any] = [x.val for x in eqn.invars if not is_var(x)]
+    literals: list[Any] = [x.val for x in eqn.invars if not is_var(x) and not x.aval.shape]
     if eqn.primitive.name == "div":
         return [1 / float(x or math.inf) for x in literals]
     return [float(x) for x in literals if eqn.primitive.name == "mul" and x != 0.5]

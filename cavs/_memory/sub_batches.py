@@ -13,6 +13,7 @@ from cavs._feed.plan import dealt
 from cavs._function.arrays import as_arrays
 from cavs._function.children import wide
 from cavs._graphs.arguments import check_takes
+from cavs._graphs.checks import check_bool
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs, check_graphs
 from cavs._graphs.pytree import PyTree
@@ -106,11 +107,12 @@ def sub_batched(loss: Callable[[Params, Any], Loss], has_aux: bool = False) -> C
 
     Raises:
         ValueError: when it is called, if sub-batches differ in their shapes.
-        TypeError: when it is called, if `stacks` is not a list, or `loss` does not return a float scalar, adds a sum
-            over graphs to a total, or a term of the parameters alone to a sum over graphs, is a mean or another function of
-            one sub-batch that is no sum, or takes totals inside a loop.
+        TypeError: `has_aux` is no bool; or, when it is called, `stacks` is not a list, or `loss` does not return a float
+            scalar, adds a sum over graphs to a total, or a term of the parameters alone to a sum over graphs, is a mean or
+            another function of one sub-batch that is no sum, or takes totals inside a loop.
     """
     check_takes("sub_batched: loss", loss, "params", "batch", write="sub_batched(loss)")
+    check_bool("sub_batched: has_aux", has_aux)
     return summed_over_parts("sub_batched", loss, has_aux)
 
 

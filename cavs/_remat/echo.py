@@ -14,6 +14,7 @@ import numpy as np
 
 from cavs._function.arrays import beyond_32_bits
 from cavs._function.keep_options import MemoryOptions
+from cavs._graphs.checks import check_bool
 from cavs._graphs.counted import counted
 from cavs._graphs.files import check_path, read_whole, write_whole
 from cavs._jaxpr.costs import bytes_of_var, flops_of
@@ -89,8 +90,7 @@ def recompute(
     if not all(isinstance(n, int) for n in static):
         got = f"cavs.memory.recompute: static_argnums: got {static_argnums!r}"
         raise TypeError(f"{got}; expected positions of arguments. Write static_argnums=(1,).")
-    if not isinstance(offload, bool):
-        raise TypeError(f"cavs.memory.recompute: offload: got {offload!r}; expected True or False.")
+    check_bool("cavs.memory.recompute: offload", offload)
     size = bytes_of(budget, "cavs.memory.recompute")
     return Recomputed(fn, size, static, names_of(names, "recompute"), _read(plan), offload)
 

@@ -11,6 +11,7 @@ from cavs._function.arrays import as_array, as_arrays
 from cavs._function.children import wide
 from cavs._function.evaluate import column
 from cavs._function.gather_all import REDUCERS
+from cavs._graphs.checks import check_choice
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.settings import promoting
 from cavs._schedule.schedule import Schedule, check_schedule
@@ -47,8 +48,7 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
         ValueError: `reduce` is unknown, `score` is missing or not allowed for it, or an array has a wrong number of rows.
     """
     check_schedule("readout", sched)
-    if reduce not in REDUCERS:
-        raise ValueError(f"readout: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
+    check_choice("readout: reduce", reduce, REDUCERS)
     if (score is not None) != (reduce == "softmax"):
         has = "a score" if score is not None else "no score"
         raise ValueError(

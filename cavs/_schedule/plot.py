@@ -27,6 +27,7 @@ Colours: TypeAlias = Callable[[np.ndarray], np.ndarray]  # (n,) levels -> (n, 4)
 INK, FAINT, PADDING = "#222222", "#8a8a8a", "#d9d9d9"
 # Above these limits a mark would be too small to see: tasks are not outlined, and vertices and graphs are not drawn or named.
 MAX_OUTLINED_LEVELS = 120
+MAX_BARS = 2000  # a bar stands for several levels if there are more
 MAX_OUTLINED_TASKS = 60  # in one level
 MAX_NAMED_VERTICES = 48
 MAX_DRAWN_VERTICES = 20_000  # of one graph
@@ -86,24 +87,27 @@ def _colours(levels: int) -> Colours:
 
 
 def _draw_tasks(axes: Axes, sched: "Schedule", colour: Colours) -> None:
-    """Draws a bar for every level, divided into tasks."""
+    """Draws a bar for every level, divided into tasks; above `MAX_BARS`, one for the largest of a few levels."""
     table = task_table(sched)
     widths = np.asarray(sched.widths)
     levels = len(widths)
     padding = np.bincount(table["level"], table["width"] - table["size"], minlength=max(levels, 1))[:levels]
-    x = np.arange(levels)
+    step = -(-levels // MAX_BARS)
+    x = np.arange(0, levels, step)
+    widths, rows = (np.maximum.reduceat(n, x) for n in (widths, widths + padding))
+    x = x + (step - 1) / 2
     outlined = levels <= MAX_OUTLINED_LEVELS and np.bincount(table["level"]).max(initial=0) <= MAX_OUTLINED_TASKS
-    half = 0.42 if levels <= MAX_OUTLINED_LEVELS else 0.5
-    drawn = x, np.zeros(levels), widths
+    half = 0.42 if levels <= MAX_OUTLINED_LEVELS else step / 2
+    drawn = x, np.zeros(len(x)), widths
     if outlined:
         before = np.cumsum(table["size"]) - table["size"]
         first = np.searchsorted(table["level"], np.arange(levels))  # tasks are sorted by level
         bottom = before - before[first[table["level"]]] if len(before) else before
         drawn = table["level"], bottom, bottom + table["size"]
     edges = {"edgecolors": "white", "linewidths": 0.6} if outlined else {"edgecolors": "none", "linewidths": 0}
-    for boxes, fill in ((drawn, colour(drawn[0])), ((x, widths, widths + padding), PADDING)):
+    for boxes, fill in ((drawn, colour(drawn[0])), ((x, widths, rows), PADDING)):
         axes.add_collection(PolyCollection(_boxes(*boxes, half), facecolors=fill, **edges))
-    top = max(float((widths + padding).max(initial=0)), 1.0)
+    top = max(float(rows.max(initial=0)), 1.0)
     axes.set_xlim(-0.75, max(levels, 1) - 0.25)
     axes.set_ylim(0, top * 1.04)
     axes.set_xticks(_whole_ticks(levels - 1))
@@ -118,11 +122,12 @@ def _draw_tasks(axes: Axes, sched: "Schedule", colour: Colours) -> None:
     axes.set_xlabel("level (0: the leaves)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
+    bars = "white lines separate tasks; " if outlined else f"a bar is the widest of {step} levels; " * (step > 1)
     vertices, inner = int(sched.num_vertices), int(sched.num_tasks)
     axes.set_title(
         f"{counted(f'{sched.shape.graphs:,}', 'graph')}, {counted(f'{vertices:,}', 'vertex')} in "
         f"{counted(f'{levels:,}', 'level')}, {counted(f'{inner:,}', 'task')} above the leaves\n"
-        f"{'white lines separate tasks; ' if outlined else ''}grey is padding, {100 * sched.waste:.0f} % of all rows",
+        f"{bars}grey is padding, {100 * sched.waste:.0f} % of all rows",
         loc="left",
         fontsize=9,
     )

@@ -1,6 +1,6 @@
 """The BFS scheduler: Cavs' Algorithm 1 as one counting sort by height."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,7 @@ def schedule(
             f"schedule: shapes: got {shapes!r}; expected a list of shapes. Write shapes = [] once, then shapes=shapes."
         )
     options = options_of("schedule", graphs, Options(policy, kinds, exact, shapes, fields, scripts))
-    if not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
+    if isinstance(segments, bool) or not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
         expected = "1 together with shapes=" if shapes is not None else "an int >= 1, the number of segments of levels"
         raise ValueError(f"schedule: segments: got {segments!r}; expected {expected}. Write segments=16.")
     sched = schedule_batch(graphs, options)
@@ -88,27 +88,27 @@ def options_of(function: str, graphs: Graphs, options: Options) -> Options:
     """Validates the options of a schedule, for error messages of `function`, and fills in the default of this device."""
     check_graphs(graphs, f"{function}(graphs, ...)")
     for name, allowed in _VALUES.items():
-        if (got := getattr(options, name)) not in allowed:
+        if not isinstance(got := getattr(options, name), Hashable) or got not in allowed:  # arrays are not hashable
             *others, last = map(repr, allowed)
             raise ValueError(f"{function}: {name}: got {got!r}; expected {', '.join(others)} or {last}.")
-    if isinstance(options.fields, str) or not isinstance(options.fields, Iterable):
+    if isinstance(options.fields, str) or not np.iterable(options.fields):
         got = repr(options.fields)
         write = f"({got},)" if isinstance(options.fields, str) else "()"
         raise TypeError(f"{function}: fields: got {got}; expected a sequence of names. Write fields={write}.")
     scripts = Target.here().is_gpu if options.scripts is None else options.scripts
     if options.kinds is None:
         options = options._replace(kinds="mixed" if scripts and 1 < len(graphs._inner_kinds) <= MOST_MIXED else True)
-    fields = tuple(dict.fromkeys(options.fields))
-    if options.kinds == "mixed" and graphs.kind is not None and "kind" not in fields:
-        fields = (*fields, "kind")
+    fields = [*options.fields]
+    if options.kinds == "mixed" and graphs.kind is not None:
+        fields.append("kind")
     has = [name for name in FIELDS if getattr(graphs, name) is not None]
     for field in fields:
+        if not isinstance(field, str) or field not in has:
+            expected = f"fields that these graphs have: {', '.join(has)}" if has else f"(), as the graphs have none of {FIELDS}"
+            raise ValueError(f"{function}: fields: got {field!r}; expected {expected}.")
         if field == "label" and graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):
             raise ValueError(
                 f"{function}: fields: got 'label', but the labels are {graphs.label.dtype}{list(graphs.label.shape[1:])}; "
                 "expected one int32 per vertex. Pass others to the step as an argument: sched.pad(batch.label)."
             )
-        if field not in has:
-            expected = f"fields that these graphs have: {', '.join(has)}" if has else f"(), as the graphs have none of {FIELDS}"
-            raise ValueError(f"{function}: fields: got {field!r}; expected {expected}.")
-    return options._replace(fields=fields, scripts=scripts)
+    return options._replace(fields=tuple(dict.fromkeys(fields)), scripts=scripts)
