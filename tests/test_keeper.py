@@ -429,6 +429,11 @@ def test_a_changed_file_is_found_by_any_spelling_of_its_path(tmp_path: Path, mon
         monkeypatch.chdir(tmp_path / folder)
         with pytest.raises(cavs.data.KeeperError, match="has changed since .*run was trained on it; expected the same file"):
             run(keep(tmp_path / "run", files=[path]))
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    monkeypatch.chdir(moved)
+    with pytest.raises(cavs.data.KeeperError, match="data has changed since .*run was trained on it; expected the same file"):
+        run(keep(moved / "run", files=["data"]))
+    moved.rename(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")

@@ -194,13 +194,15 @@ class Keeper:
         if not exists and (others := [x for x in self.FILES if (self.folder / x).exists()]):
             raise KeeperError(f"{self.folder}: got {others[0]} without {FACTS}; expected a new folder, or that of a run.")
         facts: dict[str, Any] = read_run(self.folder) if exists else {"run": uuid.uuid4().hex}
-        prints = {os.path.abspath(path): fingerprint(path) for path in self._files}
-        before = {os.path.realpath(path): x for path, x in facts.get("files", {}).items()}
-        changed = [path for path, x in prints.items() if before.get(os.path.realpath(path), x) != x]
+        prints = {os.fspath(path): fingerprint(path) for path in self._files}
+        before: dict[str, str] = facts.get("files", {})
+        before = before | {os.path.realpath(path): x for path, x in before.items()}
+        changed = [path for path, x in prints.items() if {before.get(path, x), before.get(os.path.realpath(path), x)} != {x}]
         if changed:
             raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
         self._run = told(facts["run"])  # once all processes have read
-        if writes():
+        if writes():  # paths as they are written hold if all is moved to another folder, absolute ones from any folder
+            prints |= {os.path.abspath(path): x for path, x in prints.items()}
             write_facts(self.folder / FACTS, {"run": self._run, **self._facts, "files": prints})
         damaged: list[DamagedError] = []
         for path in filter(Path.exists, (self.folder / LAST, self.folder / BEFORE)):
